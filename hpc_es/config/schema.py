@@ -1,0 +1,227 @@
+"""Every setting of a run, with its unit, its default and its bounds.
+
+Pydantic models; unknown keys are refused (load.py adds the suggestion). Names are the field's terms; where a
+default comes from a paper, the source is named.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+def _positive(value: float) -> float:
+    if not value > 0:
+        raise ValueError("a duration must be above 0")
+    return value
+
+
+Seconds = Annotated[float, AfterValidator(_positive)]
+"""Seconds; YAML also takes 90s, 15m, 2h, 24:00:00 (see load.py)."""
+
+
+class Model(BaseModel):
+    """Base: unknown keys are errors, values are frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class RunConfig(Model):
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Also the name of the run folder below `dir`."""
+    dir: Path = Path("runs")
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Everything random in the run derives from it: member seeds, task batches, sampling seeds."""
+    num_updates: int = Field(ge=1)
+    max_failures_in_a_row: int = Field(24, ge=1)
+    """Evaluations that fail inside live workers, one after the other, before the run gives up."""
+
+
+class ModelConfig(Model):
+    path: str
+    """Local Hugging Face folder: config, tokenizer, safetensors."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """What the engine computes in; theta itself is always float32."""
+    include: tuple[str, ...] = ("*",)
+    """Patterns (fnmatch) of canonical tensor names that are trained."""
+    exclude: tuple[str, ...] = ()
+
+
+class Schedule(Model):
+    """A value over the updates. A bare number in YAML means constant."""
+
+    kind: Literal["constant", "cosine", "linear"] = "constant"
+    start: float = Field(ge=0)
+    end: float | None = Field(None, ge=0)
+    """Value at the last update, exactly; for cosine and linear."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number_means_constant(cls, value: Any) -> Any:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return {"kind": "constant", "start": value}
+        return value
+
+    @model_validator(mode="after")
+    def _ends(self) -> "Schedule":
+        if self.kind == "constant" and self.end is not None and self.end != self.start:
+            raise ValueError("a constant schedule has no `end`; use kind: cosine or kind: linear")
+        if self.kind != "constant" and self.end is None:
+            raise ValueError(f"a {self.kind} schedule needs `end`, the value at the last update")
+        if self.start == 0:
+            raise ValueError("`start` must be above 0 (a schedule may end at 0, it cannot start there)")
+        return self
+
+
+class EsConfig(Model):
+    """theta += alpha / N * sum(u_i * eps_i), not divided by sigma (Qiu et al., 2025)."""
+
+    population: int = Field(30, gt=1)
+    """Members per update, N."""
+    sigma: Schedule = Schedule(start=1e-3)
+    alpha: Schedule = Schedule(start=5e-4)
+    mirrored: bool = False
+    """Members come in +/- pairs that share their noise."""
+    shaping: Literal["zscore", "centred_ranks"] = "zscore"
+    tasks_per_member: int = Field(16, ge=1)
+    """Episodes T that one evaluation plays; the same tasks for all members of a version."""
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "EsConfig":
+        if self.mirrored and self.population % 2:
+            raise ValueError(
+                f"es.population={self.population} must be even when es.mirrored is on: members come in +/- pairs"
+            )
+        return self
+
+
+class SamplingConfig(Model):
+    """How answers are drawn. temperature 0 is greedy."""
+
+    temperature: float = Field(0.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    """0: no limit."""
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    max_tokens: int = Field(64, ge=1)
+    """New tokens per turn."""
+    stop: tuple[str, ...] = ()
+
+
+class TaskConfig(Model):
+    env: str
+    """A name from `hpc-es env list`, or package.module:Class."""
+    options: dict[str, Any] = {}
+    """Options of the environment, for training and evaluation alike."""
+    train: dict[str, Any] = {"split": "train"}
+    """Laid over `options` for training."""
+    step_timeout: Seconds = 60.0
+    """Limit of one reset or step of an environment."""
+    episode_timeout: Seconds = 3600.0
+    chat: bool = True
+    """Put the prompt through the model's chat template; off: the messages' text, joined by line breaks."""
+
+
+class EvalConfig(Model):
+    """Periodic evaluation of the unperturbed policy on a fixed set of tasks."""
+
+    every: int = Field(10, ge=0)
+    """In updates; theta_0 and the final theta are always evaluated. 0: only these two."""
+    num_tasks: int = Field(64, ge=0)
+    """The first so many tasks of the evaluation environment. 0: no evaluation at all."""
+    batch: int | None = Field(None, ge=1)
+    """Tasks per evaluation; default: es.tasks_per_member."""
+    options: dict[str, Any] = {"split": "eval"}
+    """Laid over `task.options`."""
+
+
+class StalenessConfig(Model):
+    mode: Literal["sync"] = "sync"
+    """sync: N fresh evaluations, barrier."""
+
+
+class EngineConfig(Model):
+    kind: Literal["vllm", "transformers"] = "vllm"
+    max_concurrent: int = Field(64, ge=1)
+    """Episodes at once. 1 with temperature 0 and float32 makes generation independent of batch composition."""
+    max_model_len: int = Field(2048, ge=16)
+    """Tokens of prompt and answer together."""
+    kv_cache_mib: int | None = Field(None, ge=16)
+    """Device memory for the KV cache; default: what vLLM finds (GPU), 256 MiB (CPU)."""
+    prefix_cache: bool = True
+    """Within one member; reset between members, and the reset is checked."""
+    block_size: int | None = Field(None, ge=1)
+    """Tokens per KV block; default: vLLM's own."""
+    enforce_eager: bool = True
+    tensor_parallel: int = Field(1, ge=1)
+    threads: int | None = Field(None, ge=1)
+    """CPU threads per worker; default: the cores of this machine divided by the workers on it."""
+    probe_every: int = Field(10, ge=0)
+    """Commits between two comparisons of the engine's live parameters with the arena; 0: only at the start."""
+    extra: dict[str, Any] = {}
+    """Further arguments of vLLM's AsyncEngineArgs."""
+
+
+class TransportConfig(Model):
+    backend: Literal["auto", "nccl", "gloo", "none"] = "auto"
+    """Collective plane. auto: nccl where head and workers have CUDA, gloo elsewhere. none: control plane only."""
+    host: str | None = None
+    """Address that the head publishes; default: loopback for local runs, else the address of `interface`."""
+    interface: str | None = None
+    """Network interface, as in NCCL_SOCKET_IFNAME."""
+    heartbeat: Seconds = 2.0
+    heartbeat_timeout: Seconds = 30.0
+    """A worker that is silent for so long has lost its lease."""
+    lease_timeout: Seconds = 3600.0
+    """The longest that one evaluation may take before it is given to another worker."""
+    collective_timeout: Seconds = 10.0
+    head_timeout: Seconds = 600.0
+    """How long a worker waits for a head to appear or to come back."""
+
+
+class CheckpointConfig(Model):
+    every: int = Field(10, ge=1)
+    """In updates; the final theta is always kept."""
+    keep: int = Field(2, ge=1)
+    """The newest so many. The base model is checkpoint 0 and never pruned."""
+
+
+class StoreConfig(Model):
+    hdf5_every: Seconds = 1.0
+    """run.h5 is brought up to date at most this often."""
+    hdf5_locking: bool = False
+    """Off: NFS and Lustre often lack file locks, and there is only one writer."""
+
+
+class LaunchConfig(Model):
+    """How a local run starts its processes."""
+
+    workers: int = Field(1, ge=1)
+    max_restarts: int = Field(5, ge=0)
+    """Per process, in the whole run."""
+    stop_timeout: Seconds = 30.0
+    """From a request to stop until what is left is killed."""
+
+
+class Config(Model):
+    """One run. Sections are independent; what spans two of them is checked here."""
+
+    run: RunConfig
+    model: ModelConfig
+    task: TaskConfig
+    es: EsConfig = EsConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    eval: EvalConfig = EvalConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    engine: EngineConfig = EngineConfig()
+    transport: TransportConfig = TransportConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    store: StoreConfig = StoreConfig()
+    launch: LaunchConfig = LaunchConfig()
+
+
+HARMLESS = (
+    "run.dir", "run.max_failures_in_a_row", "transport", "checkpoint", "store", "launch",
+    "engine.threads", "engine.kv_cache_mib", "engine.probe_every", "task.step_timeout", "task.episode_timeout",
+)
+"""Keys (or whole sections) that may change when a run is resumed: they change no bit of its result."""

@@ -1,0 +1,100 @@
+"""What an engine is: a language model whose weights are a member around theta_v.
+
+An engine owns one arena (theta in float32) and one live model. Invariant: the live weights are always
+cast(theta_v + sigma * sign * eps(seed)) of exactly one member, or cast(theta_v); they are written from theta
+each time, never restored by subtraction. Weights never change while a request is in flight.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
+from hpc_es.es.records import Commit, Member
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """Facts exchanged at Hello."""
+
+    base_digest: int
+    facts: dict[str, str]
+    """Versions of torch, vLLM and transformers, device, dtype."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    text: str
+    tokens_in: int
+    tokens_out: int
+    truncated: bool
+    """The answer was cut at max_tokens or at the context's end."""
+
+
+class Engine(ABC):
+    """Asynchronous: many `generate` calls at once; everything else one at a time and with none in flight."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+
+    @classmethod
+    @abstractmethod
+    async def start(cls, model: ModelConfig, engine: EngineConfig, *, threads: int) -> "Engine":
+        """Load theta_0 into arena and live model, and probe that noise reaches the engine (design, section 5).
+
+        Errors: ModelError for a checkpoint that cannot be used, EngineError when the probe fails.
+        """
+
+    @property
+    @abstractmethod
+    def info(self) -> EngineInfo: ...
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """The policy version in the arena."""
+
+    @property
+    @abstractmethod
+    def digest(self) -> int:
+        """Digest of theta_version, computed by the last load or update."""
+
+    @abstractmethod
+    async def load(self, checkpoint: Path | None) -> None:
+        """Arena := a checkpoint folder, or the base model. Sets `version` and `digest`."""
+
+    @abstractmethod
+    async def update(self, commits: Sequence[Commit]) -> None:
+        """Apply consecutive commits version+1, version+2, ... in one streaming pass."""
+
+    @abstractmethod
+    async def perturb(self, member: Member | None) -> None:
+        """Write the member's weights (None: the centre) into the live model; drop every cached prefix.
+
+        Errors: EngineError while a request is in flight, or when the cache reset is refused.
+        """
+
+    @abstractmethod
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+    ) -> Completion:
+        """Continue a prompt of token ids; with `choices`, answer with one of them.
+
+        Errors: EngineError when the prompt leaves no room for an answer within max_model_len.
+        """
+
+    @abstractmethod
+    async def logits(self, prompt: Sequence[int]) -> list[float]:
+        """Log-probabilities of the next token over the vocabulary; for probes and cross-checks."""
+
+    @abstractmethod
+    async def probe(self) -> None:
+        """Compare every live parameter with the arena. Errors: EngineError naming the first that differs."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End every process and free every byte that the engine took."""

@@ -1,0 +1,63 @@
+"""What an environment is.
+
+An environment plays one episode at a time and owns its prompt: an observation is all that the model sees in
+this turn. `terminated` (the task is over) is kept apart from `truncated` (a limit of the task was reached).
+A task's own limits are outcomes and are scored; anything an environment raises is a fault of the machinery and
+is never reward 0.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Message:
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True)
+class Observation:
+    """The prompt of one turn."""
+
+    messages: tuple[Message, ...]
+    choices: tuple[str, ...] | None = None
+    """When given, the answer is one of these; each must be a single token of the model, or start with its own."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    observation: Observation | None
+    """None when the episode is over."""
+    reward: float
+    """Of this step; an episode's reward is the sum. Must be finite."""
+    terminated: bool
+    truncated: bool
+    success: bool = False
+    invalid: bool = False
+    """The action was refused."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+class Env(ABC):
+    """One episode at a time; `reset` starts a new one. Options are keyword arguments of the constructor."""
+
+    num_tasks: int
+    """Tasks are 0..num_tasks-1, the same in every process that makes the environment with the same options."""
+
+    @abstractmethod
+    def reset(self, task: int) -> Observation:
+        """Start task `task`. Errors: EnvError when it is outside 0..num_tasks-1."""
+
+    @abstractmethod
+    def step(self, text: str) -> StepResult:
+        """Take the model's answer. Errors: EnvError when no episode is running."""
+
+    def close(self) -> None:
+        """Free what the environment holds."""

@@ -1,0 +1,70 @@
+"""Every error that hpc_es raises on purpose.
+
+    HpcEsError
+    ├── ConfigError        a value in a config file, an override or a command line
+    ├── ModelError         a checkpoint that cannot be used (missing, quantised, damaged, inconsistent)
+    ├── StoreError         a run folder, journal or HDF5 file
+    │   ├── JournalDamaged     bytes in the middle of a journal are not what was written
+    │   └── Superseded         a newer head owns this run
+    ├── TransportError     sockets, keys, rendezvous, process groups
+    ├── EngineError        the inference engine
+    │   └── DigestMismatch     parameters are not the bits that the head has
+    ├── EnvError           an environment broke its contract or its time limit
+    ├── LaunchError        processes that could not be started or kept alive
+    ├── RunFailed          the run cannot go on (too many failed evaluations in a row)
+    └── VerifyError        a recorded run contradicts itself
+
+Messages name the value, the rule and the remedy. The command line prints them without a traceback.
+"""
+
+
+class HpcEsError(Exception):
+    """Base of all errors below."""
+
+
+class ConfigError(HpcEsError):
+    """A setting is wrong."""
+
+
+class ModelError(HpcEsError):
+    """A checkpoint cannot be used."""
+
+
+class StoreError(HpcEsError):
+    """A run folder or a file in it cannot be used."""
+
+
+class JournalDamaged(StoreError):
+    """A journal is damaged before its end; the message has the offset."""
+
+
+class Superseded(StoreError):
+    """A newer head has taken the run over; this one must stop and write nothing more."""
+
+
+class TransportError(HpcEsError):
+    """Messages cannot be exchanged."""
+
+
+class EngineError(HpcEsError):
+    """The inference engine cannot do what was asked."""
+
+
+class DigestMismatch(EngineError):
+    """Parameters differ from the bits they should have."""
+
+
+class EnvError(HpcEsError):
+    """An environment broke its contract, raised, or ran past its time limit."""
+
+
+class LaunchError(HpcEsError):
+    """Processes could not be started or kept alive."""
+
+
+class RunFailed(HpcEsError):
+    """The run stopped because going on would be pointless."""
+
+
+class VerifyError(HpcEsError):
+    """What a run recorded does not fit together."""

@@ -1,0 +1,119 @@
+"""The plain data of evolution strategies: what is dispatched, what comes back, what an update is.
+
+These structs travel on the wire and stand in the journal, so they hold no behaviour. Encoded by msgspec as
+msgpack; fields are only ever added at the end, with a default. Words as in the design's table.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Kind = Literal["train", "eval"]
+
+
+class EvalId(Struct, frozen=True, array_like=True, order=True):
+    """Names one evaluation for good: the version at dispatch, the slot in the plan, the replacement count.
+
+    Slots 0..N-1 are the members of a cohort; evaluation batches of the unperturbed centre are -1, -2, ...
+    """
+
+    version: int
+    slot: int
+    replacement: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.version}.{self.slot}" + (f"r{self.replacement}" if self.replacement else "")
+
+
+class Member(Struct, frozen=True):
+    """One perturbation around a policy version: w = cast(theta + sigma * sign * eps(seed)) (design, section 4)."""
+
+    seed: int
+    """64-bit member seed."""
+    sign: int
+    """+1, or -1 for the second half of a mirrored pair."""
+    sigma: float
+    """Standard deviation of the noise, already scaled for the subspace."""
+    subspace: int = 0
+    num_subspaces: int = 1
+    partition_seed: int = 0
+    """64-bit seed of the partition into subspaces; unused when num_subspaces is 1."""
+
+
+class Assignment(Struct, frozen=True):
+    """One evaluation to be made: a member (None: the unperturbed centre) on one task batch."""
+
+    eval_id: EvalId
+    update: int
+    """The update that this evaluation is meant for; 0 for evaluations of the centre."""
+    kind: Kind
+    member: Member | None
+    tasks: tuple[int, ...]
+    """Task indices within the training or evaluation environment."""
+    sampling_seed: int
+    """Seeds of the episodes derive from this and the task's position; equal for all members of a version."""
+
+    @property
+    def version(self) -> int:
+        return self.eval_id.version
+
+
+class Episode(Struct, frozen=True):
+    """One task played to its end under one member."""
+
+    task: int
+    reward: float
+    success: bool
+    turns: int
+    invalid_actions: int
+    tokens_in: int
+    tokens_out: int
+    seconds_generating: float
+    seconds_in_env: float
+    ended: str
+    """Why it ended: "terminated", "truncated", "tokens", or a task's own word."""
+    retries: int = 0
+
+
+class Result(Struct, frozen=True):
+    """What came of an assignment. Either `error` is None and `fitness` is finite, or the evaluation is void."""
+
+    eval_id: EvalId
+    fitness: float
+    """Mean episode reward; higher is better, always. NaN when `error` is set."""
+    episodes: tuple[Episode, ...]
+    digest: int
+    """Digest of theta at `eval_id.version` in the arena that was perturbed."""
+    seconds_update: float
+    """Bringing the arena to the version."""
+    seconds_perturb: float
+    seconds_rollout: float
+    error: str | None = None
+
+
+class UpdateMember(Struct, frozen=True, array_like=True):
+    """One accepted evaluation inside a commit."""
+
+    eval_id: EvalId
+    seed: int
+    sign: int
+    sigma: float
+    subspace: int
+    fitness: float
+    utility: float
+    coefficient: float
+    """The fp32 c_i that multiplies the table value T_i; exact in float64."""
+
+
+class Commit(Struct, frozen=True):
+    """Update `version` turns theta_{version-1} into theta_version. These records are the model.
+
+    Members are sorted by (dispatch version, slot). A null commit has coefficients of zero and leaves theta untouched.
+    """
+
+    version: int
+    alpha: float
+    members: tuple[UpdateMember, ...]
+    null: bool = False
+    num_subspaces: int = 1
+    partition_seed: int = 0

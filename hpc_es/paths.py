@@ -1,0 +1,83 @@
+"""Every file name of a run, spelled once.
+
+    RUN/
+      config.yaml              the resolved configuration, as every role reads it
+      rendezvous.json          where the live head listens (atomic rename)
+      journal.<g>.hpcj         one segment per head start
+      run.h5                   derived from the journal; can be deleted at any time
+      checkpoints/v00000010/   theta_10 and its manifest
+      secrets/                 0700; key pairs of head and workers, 0600
+      logs/                    head.log, worker-<seat>.log
+      evals/                   journals of evaluations made after the run
+      report/                  tables and figures
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_SEGMENT = re.compile(r"journal\.(\d+)\.hpcj")
+_CHECKPOINT = re.compile(r"v(\d{8})")
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """The names of everything in one run folder. Creates nothing."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config.yaml"
+
+    @property
+    def rendezvous(self) -> Path:
+        return self.root / "rendezvous.json"
+
+    @property
+    def hdf5(self) -> Path:
+        return self.root / "run.h5"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.root / "checkpoints"
+
+    @property
+    def secrets(self) -> Path:
+        return self.root / "secrets"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def evals(self) -> Path:
+        return self.root / "evals"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report"
+
+    def segment(self, generation: int) -> Path:
+        return self.root / f"journal.{generation}.hpcj"
+
+    def segments(self) -> list[tuple[int, Path]]:
+        """(generation, path) of every journal segment, in order."""
+        return _numbered(self.root, _SEGMENT)
+
+    def checkpoint(self, version: int) -> Path:
+        return self.checkpoints / f"v{version:08d}"
+
+    def written_checkpoints(self) -> list[tuple[int, Path]]:
+        """(version, path) of every complete checkpoint, in order."""
+        return _numbered(self.checkpoints, _CHECKPOINT)
+
+    def log(self, role: str) -> Path:
+        return self.logs / f"{role}.log"
+
+
+def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
+    if not folder.is_dir():
+        return []
+    matches = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match)

@@ -1,0 +1,122 @@
+"""What a journal consists of: every fact of a run, in the order in which it became true.
+
+The state of the head is a fold over these records and nothing else; so are run.h5 and every answer of
+`verify`. Times are seconds since the epoch on the head's clock, durations come from monotonic clocks.
+"""
+
+from msgspec import Struct
+
+from hpc_es.es.records import Assignment, Commit, EvalId, Result
+
+SCHEMA_VERSION = 1
+
+
+class Record(Struct, frozen=True, tag=True):
+    """Base of all journal records; `time` is when the head wrote it."""
+
+    time: float
+
+
+class Started(Record, frozen=True):
+    """First record of every segment: one head began, and sealed its predecessor."""
+
+    schema_version: int
+    run_id: str
+    generation: int
+    predecessor_bytes: int
+    """How many bytes of the previous segment count; later ones were written by a head that had been replaced."""
+    config_json: str
+    base_digest: int
+    versions: dict[str, str]
+    """Software versions that could change bits or speed."""
+    host: str
+
+
+class Planned(Record, frozen=True):
+    assignments: tuple[Assignment, ...]
+
+
+class Joined(Record, frozen=True):
+    worker: str
+    """Incarnation: seat, restart count and random id."""
+    seat: str
+    host: str
+    pid: int
+    facts: dict[str, str]
+    """Versions, device, Slurm job and array task where there are any."""
+
+
+class Left(Record, frozen=True):
+    worker: str
+    reason: str
+
+
+class Leased(Record, frozen=True):
+    eval_id: EvalId
+    worker: str
+    attempt: int
+    """1 for the first lease of this evaluation."""
+
+
+class Unleased(Record, frozen=True):
+    """A lease ended without a result; no failure of the evaluation."""
+
+    eval_id: EvalId
+    worker: str
+    reason: str
+
+
+class Reported(Record, frozen=True):
+    """A result is reported once this record is on disk; only then is it acknowledged."""
+
+    worker: str
+    result: Result
+    started: float
+    """Head's clock."""
+    finished: float
+    attempt: int
+
+
+class Voided(Record, frozen=True):
+    """An evaluation that will never count; its replacement, if any, has replacement + 1."""
+
+    eval_id: EvalId
+    reason: str
+
+
+class Committed(Record, frozen=True):
+    commit: Commit
+
+
+class Digested(Record, frozen=True):
+    version: int
+    digest: int
+    update_norm: float
+    """Euclidean norm of theta_v - theta_{v-1}."""
+    seconds: float
+    """The head's pass over the arena."""
+
+
+class Checkpointed(Record, frozen=True):
+    version: int
+
+
+class Noted(Record, frozen=True):
+    """Something a person may want to know later."""
+
+    level: str
+    what: str
+    detail: str = ""
+
+
+class Stopped(Record, frozen=True):
+    """The head ended in an orderly way; `finished` when all updates and evaluations are done."""
+
+    reason: str
+    finished: bool
+
+
+AnyRecord = (
+    Started | Planned | Joined | Left | Leased | Unleased | Reported | Voided | Committed | Digested
+    | Checkpointed | Noted | Stopped
+)

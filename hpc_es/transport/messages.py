@@ -1,0 +1,254 @@
+"""Everything that head and workers say to each other on the control plane.
+
+msgspec structs in msgpack, tagged, never pickle. An envelope carries the head's generation g: workers obey only
+the highest they have seen, a head ignores messages meant for another one.
+"""
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from hpc_es.errors import TransportError
+from hpc_es.es.records import Assignment, Commit, EvalId, Result
+
+PROTOCOL = 1
+
+
+class Message(Struct, frozen=True, tag=True):
+    """Base of all messages."""
+
+
+# --- worker (or an observer) -> head ---------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """A worker introduces itself, at its start and to every new head. `holding` survives a restart of the head."""
+
+    worker: str
+    seat: str
+    host: str
+    pid: int
+    base_digest: int
+    facts: dict[str, str]
+    holding: EvalId | None = None
+    """The evaluation that it is working on."""
+    protocol: int = PROTOCOL
+    collective: str = "none"
+    """Backend of the collective plane that this worker can join: none, gloo or nccl."""
+
+
+class Heartbeat(Message, frozen=True):
+    worker: str
+
+
+class Report(Message, frozen=True):
+    """A result; resent until acknowledged. Ages are seconds before this was sent, so clocks need not agree."""
+
+    worker: str
+    result: Result
+    started_age: float
+    finished_age: float
+
+
+class HandBack(Message, frozen=True):
+    """The worker gives up its assignment without a result; no failure of the evaluation."""
+
+    worker: str
+    eval_id: EvalId
+    reason: str
+
+
+class Fetch(Message, frozen=True):
+    """Ask for the commits of versions first..last."""
+
+    worker: str
+    first: int
+    last: int
+
+
+class EpochReady(Message, frozen=True):
+    """The worker has joined (or failed to join) the process group of an epoch."""
+
+    worker: str
+    epoch: int
+    ok: bool
+    detail: str = ""
+
+
+class Goodbye(Message, frozen=True):
+    """The worker leaves; it holds nothing any more."""
+
+    worker: str
+    reason: str
+
+
+class StatusRequest(Message, frozen=True):
+    """Anyone who holds the workers' key may ask."""
+
+
+class StopRequest(Message, frozen=True):
+    """Ask the head to stop in an orderly way: checkpoint, send the workers home, exit."""
+
+    reason: str
+
+
+# --- head -> worker (or observer) -----------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    """Answer to Hello. The worker brings its arena to `version` before its first assignment, or later."""
+
+    version: int
+    config_digest: str
+
+
+class Refused(Message, frozen=True):
+    """Answer to Hello from a worker that would change bits. The worker ends with this text."""
+
+    reason: str
+
+
+class Work(Message, frozen=True):
+    assignment: Assignment
+
+
+class Ack(Message, frozen=True):
+    """The result is on disk; or it was a duplicate or unknown. Either way: stop resending."""
+
+    eval_id: EvalId
+
+
+class Announce(Message, frozen=True):
+    """Version `version` exists. `record` is None when it comes by broadcast in `epoch`."""
+
+    version: int
+    epoch: int
+    length: int
+    sha256: bytes
+    record: bytes | None
+
+
+class Records(Message, frozen=True):
+    """Answer to Fetch."""
+
+    commits: tuple[Commit, ...]
+
+
+class OpenEpoch(Message, frozen=True):
+    """Join the process group of this epoch."""
+
+    epoch: int
+    rank: int
+    size: int
+    backend: str
+    store_host: str
+    store_port: int
+
+
+class Rebuild(Message, frozen=True):
+    """Your digest differs: drop your arena and build it again from a checkpoint and the journal."""
+
+    version: int
+
+
+class Leave(Message, frozen=True):
+    """Stop and exit. `finished` tells an end of the run from a dismissal."""
+
+    reason: str
+    finished: bool
+
+
+class WorkerStatus(Struct, frozen=True):
+    worker: str
+    seat: str
+    host: str
+    state: str
+    """idle, busy or rebuilding."""
+    version: int
+    busy_share: float
+    useful_share: float
+    num_results: int
+    eval_id: str | None
+
+
+class Status(Message, frozen=True):
+    """Answer to StatusRequest."""
+
+    run_id: str
+    generation: int
+    state: str
+    version: int
+    num_updates: int
+    fitness: float | None
+    """Mean fitness of the last cohort."""
+    eval_fitness: float | None
+    eval_version: int | None
+    cohort_done: int
+    cohort_size: int
+    seconds_elapsed: float
+    seconds_left: float | None
+    tokens_per_second: float | None
+    workers: tuple[WorkerStatus, ...]
+    events: tuple[str, ...]
+    """The last few, newest last."""
+
+
+AnyMessage = (
+    Hello | Heartbeat | Report | HandBack | Fetch | EpochReady | Goodbye | StatusRequest | StopRequest
+    | Welcome | Refused | Work | Ack | Announce | Records | OpenEpoch | Rebuild | Leave | Status
+)
+
+
+class Envelope(Struct, frozen=True, array_like=True):
+    generation: int
+    """The sender's view of the head's generation; 0 from someone who has not seen one."""
+    message: AnyMessage
+
+
+class Rendezvous(Struct, frozen=True):
+    """Contents of rendezvous.json."""
+
+    run_id: str
+    generation: int
+    host: str
+    port: int
+    pid: int
+    head_host: str
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+_commit_decoder = msgspec.msgpack.Decoder(Commit)
+
+
+def encode(generation: int, message: Message) -> bytes:
+    return _encoder.encode(Envelope(generation, message))
+
+
+def decode(data: bytes) -> Envelope:
+    """Errors: TransportError when the bytes are no message of this protocol."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise TransportError(f"a control message of {len(data)} bytes cannot be read: {error}") from error
+
+
+def encode_commit(commit: Commit) -> bytes:
+    """The bytes that are broadcast, and whose hash is announced."""
+    return _encoder.encode(commit)
+
+
+def decode_commit(data: bytes) -> Commit:
+    try:
+        return _commit_decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise TransportError(f"a commit record of {len(data)} bytes cannot be read: {error}") from error
+
+
+def read_rendezvous(path: Path) -> Rendezvous | None:
+    """None while no head has published one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Rendezvous)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
