@@ -1,15 +1,15 @@
 """Every file name of a run, spelled once.
 
-    RUN/
-      config.yaml              the resolved configuration, as every role reads it
-      rendezvous.json          where the live head listens (atomic rename)
-      journal.<g>.hpcj         one segment per head start
-      run.h5                   derived from the journal; can be deleted at any time
-      checkpoints/v00000010/   theta_10 and its manifest
-      secrets/                 0700; key pairs of head and workers, 0600
-      logs/                    head.log, worker-<seat>.log
-      evals/                   journals of evaluations made after the run
-      report/                  tables and figures
+RUN/
+  config.yaml              the resolved configuration, as every role reads it
+  rendezvous.json          where the live head listens (atomic rename)
+  journal.<g>.hpcj         one segment per head start
+  run.h5                   derived from the journal; can be deleted at any time
+  checkpoints/v00000010/   theta_10 and its manifest
+  secrets/                 0700; key pairs of head and workers, 0600
+  logs/                    head.log, worker-<seat>.log
+  evals/                   journals of evaluations made after the run
+  report/                  tables and figures
 """
 
 import re

@@ -221,7 +221,16 @@ class Config(Model):
 
 
 HARMLESS = (
-    "run.dir", "run.max_failures_in_a_row", "transport", "checkpoint", "store", "launch",
-    "engine.threads", "engine.kv_cache_mib", "engine.probe_every", "task.step_timeout", "task.episode_timeout",
+    "run.dir",
+    "run.max_failures_in_a_row",
+    "transport",
+    "checkpoint",
+    "store",
+    "launch",
+    "engine.threads",
+    "engine.kv_cache_mib",
+    "engine.probe_every",
+    "task.step_timeout",
+    "task.episode_timeout",
 )
 """Keys (or whole sections) that may change when a run is resumed: they change no bit of its result."""

@@ -117,6 +117,17 @@ class Stopped(Record, frozen=True):
 
 
 AnyRecord = (
-    Started | Planned | Joined | Left | Leased | Unleased | Reported | Voided | Committed | Digested
-    | Checkpointed | Noted | Stopped
+    Started
+    | Planned
+    | Joined
+    | Left
+    | Leased
+    | Unleased
+    | Reported
+    | Voided
+    | Committed
+    | Digested
+    | Checkpointed
+    | Noted
+    | Stopped
 )

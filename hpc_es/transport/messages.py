@@ -195,8 +195,25 @@ class Status(Message, frozen=True):
 
 
 AnyMessage = (
-    Hello | Heartbeat | Report | HandBack | Fetch | EpochReady | Goodbye | StatusRequest | StopRequest
-    | Welcome | Refused | Work | Ack | Announce | Records | OpenEpoch | Rebuild | Leave | Status
+    Hello
+    | Heartbeat
+    | Report
+    | HandBack
+    | Fetch
+    | EpochReady
+    | Goodbye
+    | StatusRequest
+    | StopRequest
+    | Welcome
+    | Refused
+    | Work
+    | Ack
+    | Announce
+    | Records
+    | OpenEpoch
+    | Rebuild
+    | Leave
+    | Status
 )
 
 
