@@ -239,7 +239,7 @@ _decoder = msgspec.msgpack.Decoder(Envelope)
 _commit_decoder = msgspec.msgpack.Decoder(Commit)
 
 
-def encode(generation: int, message: Message) -> bytes:
+def encode(generation: int, message: AnyMessage) -> bytes:
     return _encoder.encode(Envelope(generation, message))
 
 
