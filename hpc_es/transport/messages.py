@@ -103,6 +103,10 @@ class Welcome(Message, frozen=True):
     config_digest: str
 
 
+class Unknown(Message, frozen=True):
+    """The head does not know this worker (any more): say Hello again."""
+
+
 class Refused(Message, frozen=True):
     """Answer to Hello from a worker that would change bits. The worker ends with this text."""
 
@@ -205,6 +209,7 @@ AnyMessage = (
     | StatusRequest
     | StopRequest
     | Welcome
+    | Unknown
     | Refused
     | Work
     | Ack
