@@ -30,6 +30,9 @@ class Started(Record, frozen=True):
     versions: dict[str, str]
     """Software versions that could change bits or speed."""
     host: str
+    predecessor: int = 0
+    """Generation of the segment that `predecessor_bytes` is about, filled in by the journal; 0: there is none.
+    Segments between the two never began."""
 
 
 class Planned(Record, frozen=True):
