@@ -180,18 +180,13 @@ class _Segment:
     """A segment that began. `sealed` is how many of its bytes count; None for the newest one."""
 
     path: Path
-    data: bytes
     started: Started
     sealed: int | None = None
 
     @classmethod
     def open(cls, path: Path, sealed: int | None = None) -> "_Segment | None":
         """None when the file has no valid first record. Errors: as `read_journal`."""
-        data = _read(path)
-        if sealed is not None:
-            if len(data) < sealed:
-                raise _damaged(path, len(data), f"the file ends, but its successor counts on {sealed} bytes")
-            data = data[:sealed]
+        data = _read(path, sealed)
         if not _has_header(path, data):
             return None
         first = next(_frames(path, data), None)
@@ -202,24 +197,29 @@ class _Segment:
         records = _decode(path, offset, payload)
         if not records or not isinstance(records[0], Started):
             raise _damaged(path, offset, "the first record is not Started")
-        return cls(path, data, records[0], sealed)
+        return cls(path, records[0], sealed)
 
     def records(self, warn: Warn) -> Iterator[AnyRecord]:
+        data = _read(self.path, self.sealed)
         end = _FILE.size
-        for offset, payload in _frames(self.path, self.data):
+        for offset, payload in _frames(self.path, data):
             yield from _decode(self.path, offset, payload)
             end = offset + _FRAME.size + len(payload)
-        if end == len(self.data):
-            return
-        if self.sealed is not None:
-            raise _damaged(self.path, end, f"no valid frame, but {self.sealed} bytes are sealed as valid")
-        warn(f"{self.path}: a torn tail of {len(self.data) - end} bytes at offset {end} was cut (never acknowledged)")
+        if end < len(data):
+            self._refuse_sealed(end)
+            warn(f"{self.path}: a torn tail of {len(data) - end} bytes at offset {end} was cut (never acknowledged)")
 
     def valid_bytes(self) -> int:
         end = _FILE.size
-        for offset, payload in _frames(self.path, self.data):
+        for offset, payload in _frames(self.path, _read(self.path, self.sealed)):
             end = offset + _FRAME.size + len(payload)
+        if self.sealed not in (None, end):
+            self._refuse_sealed(end)
         return end
+
+    def _refuse_sealed(self, end: int) -> None:
+        if self.sealed is not None:
+            raise _damaged(self.path, end, f"no valid frame, but {self.sealed} bytes are sealed as valid")
 
 
 def _frames(path: Path, data: bytes) -> Iterator[tuple[int, memoryview]]:
@@ -304,9 +304,7 @@ def _chain(paths: RunPaths, below: int | None = None) -> list[_Segment]:
 def _check(paths: RunPaths) -> None:
     """Errors: JournalDamaged, StoreError."""
     for segment in _chain(paths):
-        end = segment.valid_bytes()
-        if segment.sealed is not None and end != segment.sealed:
-            raise _damaged(segment.path, end, f"no valid frame, but {segment.sealed} bytes are sealed as valid")
+        segment.valid_bytes()
 
 
 def _take_generation(paths: RunPaths) -> tuple[int, int]:
@@ -339,11 +337,16 @@ def _frame(records: list[AnyRecord]) -> bytes:
     return _FRAME.pack(_MARKER, len(payload), zlib.crc32(payload)) + payload
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, sealed: int | None = None) -> bytes:
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
     except OSError as error:
         raise _os_error("read", path, error) from error
+    if sealed is None:
+        return data
+    if len(data) < sealed:
+        raise _damaged(path, len(data), f"the file ends here, but {sealed} bytes are sealed as valid")
+    return data[:sealed]
 
 
 def _sync_path(path: Path) -> None:

@@ -40,20 +40,18 @@ def model_of(records: Iterable[AnyRecord]) -> Model:
     digests: dict[int, int] = {}
     for record in records:
         match record:
-            case Started() if start is None:
-                start = record
-                digests[0] = record.base_digest
-            case Started() if record.base_digest != start.base_digest:
-                raise StoreError(f"the run has two base models: digests {start.base_digest:x}, {record.base_digest:x}")
+            case Started():
+                start = start or record
+                if record.base_digest != start.base_digest:
+                    raise StoreError(f"the run has two base models: {start.base_digest:#x}, {record.base_digest:#x}")
+                digests[0] = start.base_digest
             case Committed(commit=commit):
                 if commit.version != len(commits) + 1:
-                    raise StoreError(
-                        f"commit {commit.version} follows commit {len(commits)}: versions must be in order"
-                    )
+                    raise StoreError(f"commit {commit.version} follows commit {len(commits)}: one is missing")
                 commits.append(commit)
             case Digested(version=version, digest=digest):
                 if digests.setdefault(version, digest) != digest:
-                    raise StoreError(f"theta_{version} has two digests: {digests[version]:x} and {digest:x}")
+                    raise StoreError(f"theta_{version} has two digests: {digests[version]:#x} and {digest:#x}")
     if start is None:
         raise StoreError("there is no model here: the journal is empty")
     return Model(start.base_digest, start.config_json, tuple(commits), digests)

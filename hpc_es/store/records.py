@@ -36,6 +36,9 @@ class Started(Record, frozen=True):
 
 
 class Planned(Record, frozen=True):
+    """What is dispatched at `version`: its plan, or the replacement of a void evaluation."""
+
+    version: int
     assignments: tuple[Assignment, ...]
 
 
