@@ -1,35 +1,45 @@
 """Every setting of a run, with its unit, its default and its bounds.
 
-Pydantic models; unknown keys are refused (load.py adds the suggestion). Names are the field's terms; where a
+Pydantic models; unknown keys are refused (explain.py adds the suggestion). Names are the field's terms; where a
 default comes from a paper, the source is named.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from hpc_es.config.yaml12 import seconds
 
 
 def _positive(value: float) -> float:
     if not value > 0:
-        raise ValueError("a duration must be above 0")
+        raise ValueError("must be a duration above 0")
     return value
 
 
-Seconds = Annotated[float, AfterValidator(_positive)]
-"""Seconds; YAML also takes 90s, 15m, 2h, 24:00:00 (see load.py)."""
+def _file_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+        raise ValueError("must consist of letters, digits, '.', '_' and '-', and begin with a letter or digit")
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(seconds), AfterValidator(_positive)]
+"""Seconds; YAML also takes 90s, 15m, 2h, 24:00:00 (see yaml12.py)."""
 
 
 class Model(BaseModel):
-    """Base: unknown keys are errors, values are frozen."""
+    """Base: unknown keys are errors, values are frozen and finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class RunConfig(Model):
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Annotated[str, AfterValidator(_file_name)]
     """Also the name of the run folder below `dir`."""
     dir: Path = Path("runs")
+    """Relative to the working directory."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Everything random in the run derives from it: member seeds, task batches, sampling seeds."""
     num_updates: int = Field(ge=1)
@@ -39,7 +49,7 @@ class RunConfig(Model):
 
 class ModelConfig(Model):
     path: str
-    """Local Hugging Face folder: config, tokenizer, safetensors."""
+    """Local Hugging Face folder: config, tokenizer, safetensors. Relative to the working directory."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """What the engine computes in; theta itself is always float32."""
     include: tuple[str, ...] = ("*",)
@@ -60,6 +70,8 @@ class Schedule(Model):
     def _number_means_constant(cls, value: Any) -> Any:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return {"kind": "constant", "start": value}
+        if not isinstance(value, (dict, Schedule)):
+            raise ValueError("must be a number, or a section with kind, start and end")
         return value
 
     @model_validator(mode="after")
@@ -178,6 +190,15 @@ class TransportConfig(Model):
     head_timeout: Seconds = 600.0
     """How long a worker waits for a head to appear or to come back."""
 
+    @model_validator(mode="after")
+    def _several_heartbeats(self) -> "TransportConfig":
+        if self.heartbeat_timeout < 2 * self.heartbeat:
+            raise ValueError(
+                f"transport.heartbeat_timeout={self.heartbeat_timeout:g} must be at least twice transport.heartbeat="
+                f"{self.heartbeat:g}, or one late heartbeat costs a worker its lease"
+            )
+        return self
+
 
 class CheckpointConfig(Model):
     every: int = Field(10, ge=1)
@@ -218,6 +239,15 @@ class Config(Model):
     checkpoint: CheckpointConfig = CheckpointConfig()
     store: StoreConfig = StoreConfig()
     launch: LaunchConfig = LaunchConfig()
+
+    @model_validator(mode="after")
+    def _answers_fit(self) -> "Config":
+        if self.sampling.max_tokens >= self.engine.max_model_len:
+            raise ValueError(
+                f"sampling.max_tokens={self.sampling.max_tokens} must be below engine.max_model_len="
+                f"{self.engine.max_model_len}, or no prompt leaves room for an answer"
+            )
+        return self
 
 
 HARMLESS = (

@@ -1,0 +1,114 @@
+"""What is wrong with a configuration, in the words of this project.
+
+Pydantic finds the faults; this module says them: the key, the value, where it stands, what is allowed. Invariant: no
+word of pydantic's reaches a user.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from hpc_es.config.schema import Config
+
+_RULES = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "tuple_type": "must be a list, like [a, b]",
+    "dict_type": "must be a section of key: value pairs",
+    "string_pattern_mismatch": "must match {pattern}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be one of {expected}",
+}
+
+
+def explain(error: ValidationError, origins: Mapping[str, str]) -> str:
+    """One line per fault. `origins`: dotted key -> where its value stands."""
+    return "\n".join(_explain_one(fault, origins) for fault in error.errors())
+
+
+def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
+    key, value, kind = _dotted(fault["loc"]), fault["input"], fault["type"]
+    place = f" ({origins[key]})" if key in origins else ""
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key{place}; {_remedy(key)}"
+    if kind == "missing":
+        return f"{key} is missing: it has no default; set it in the config file or with {key}=..."
+    if kind == "value_error":
+        message = str(fault.get("ctx", {})["error"])
+        if message.startswith("must "):
+            return f"{key}={_shown(value)}{place} {message}"
+        return message if message.startswith(f"{key}.") or not key else f"{key}{place}: {message}"
+    if kind == "model_type":
+        return f"{key}={_shown(value)}{place} must be a section with the keys {', '.join(_keys_of(key))}"
+    rule = _RULES[kind].format(**fault.get("ctx", {})) if kind in _RULES else fault["msg"]
+    if kind == "string_type" and isinstance(value, (int, float)):
+        rule += "; put it in quotes"
+    near = _near(str(value), _literals(fault)) if kind == "literal_error" else None
+    return f"{key}={_shown(value)}{place} {rule}" + (f"; did you mean {near}?" if near else "")
+
+
+def _dotted(location: Sequence[str | int]) -> str:
+    key = ""
+    for part in location:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return key.removeprefix(".")
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) and value else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _literals(fault: ErrorDetails) -> list[str]:
+    return re.findall(r"'([^']*)'", fault.get("ctx", {})["expected"])
+
+
+def _remedy(key: str) -> str:
+    """The key that was meant, if one is near; else the keys that there are."""
+    section, _, name = key.rpartition(".")
+    everywhere = list(_all_keys(Config, ""))
+    siblings = _keys_of(section)
+    same_name = next((known for known in everywhere if known.rpartition(".")[2] == name), None)
+    sibling = _near(name, siblings)
+    near = same_name or (f"{section}.{sibling}".removeprefix(".") if sibling else _near_name(name, everywhere))
+    if near:
+        return f"did you mean {near}?"
+    return f"valid keys{' in ' + section if section else ''}: {', '.join(siblings)}"
+
+
+def _near(word: str, known: Sequence[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.75)), None)
+
+
+def _near_name(name: str, known: Sequence[str]) -> str | None:
+    """A key of any section whose last part is near."""
+    by_name = {key.rpartition(".")[2]: key for key in reversed(known)}
+    match = _near(name, list(by_name))
+    return by_name[match] if match else None
+
+
+def _all_keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    """Every dotted key of the schema, sections before what is in them."""
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        yield key
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _all_keys(field.annotation, f"{key}.")
+
+
+def _keys_of(section: str) -> list[str]:
+    prefix = f"{section}." if section else ""
+    names = (key.removeprefix(prefix) for key in _all_keys(Config, "") if key.startswith(prefix))
+    return [name for name in names if "." not in name]

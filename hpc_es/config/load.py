@@ -1,0 +1,163 @@
+"""From YAML files and dotted overrides to a checked Config, and back.
+
+Invariants: a key that the schema does not know never passes; every value of the result can say where it came from;
+`load(path)` of what `save` wrote is the same Config. Relative `model.path` and `run.dir` are relative to the working
+directory of the command, as on any command line; `extends: other.yaml` is relative to the file that says so.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from hpc_es.config import yaml12
+from hpc_es.config.explain import explain
+from hpc_es.config.schema import HARMLESS, Config
+from hpc_es.config.yaml12 import Given, Tree
+from hpc_es.errors import ConfigError
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    config: Config
+    origins: dict[str, str]
+    """Dotted key of every value in `config` -> file:line, "override", or "default"."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key that two configurations give different values. Absent on one side: None."""
+
+    key: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {json.dumps(self.old)} -> {json.dumps(self.new)}"
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Read a config file, lay `key=value` overrides over it, and check the whole.
+
+    Errors: ConfigError that names each wrong key, its value, where it stands, and what is allowed.
+    """
+    tree = _read(path, ())
+    for override in overrides:
+        tree = _merge(tree, _override(override))
+    try:
+        config = _validate(yaml12.plain(tree))
+    except ValidationError as error:
+        raise ConfigError(explain(error, dict(yaml12.origins(tree)))) from None
+    given = dict(yaml12.origins(tree))
+    return Loaded(config, {key: _origin_of(key, given) for key, _ in flatten(config)})
+
+
+def save(config: Config, path: Path) -> None:
+    """Write the resolved configuration, atomically."""
+    text = yaml12.dump(config.model_dump(mode="json"))
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
+def flatten(config: Config) -> list[tuple[str, Any]]:
+    """(dotted key, plain value) of every setting, in the schema's order. Lists and empty mappings are values."""
+    return list(_leaves(config.model_dump(mode="json"), ""))
+
+
+def config_digest(config: Config) -> str:
+    """16 hex digits over every setting that can change a bit of the result; harmless ones do not count."""
+    settings = {key: value for key, value in flatten(config) if not _harmless(key)}
+    return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
+
+
+def compare(old: Config, new: Config) -> tuple[list[Difference], list[Difference]]:
+    """(differences that change what the run computes, harmless differences), in the schema's order."""
+    before, after = dict(flatten(old)), dict(flatten(new))
+    differences = [
+        Difference(key, before.get(key), after.get(key))
+        for key in dict.fromkeys([*before, *after])
+        if before.get(key) != after.get(key)
+    ]
+    return [d for d in differences if not _harmless(d.key)], [d for d in differences if _harmless(d.key)]
+
+
+def _validate(values: Any) -> Config:
+    # By way of JSON: strict there means that "4", 4.0 and true are no integers, while lists still become tuples.
+    return Config.model_validate_json(json.dumps(values), strict=True)
+
+
+def _read(path: Path, descendants: tuple[Path, ...]) -> Tree:
+    """A config file laid over the one that it extends."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such config file (working directory {Path.cwd()})") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    tree = yaml12.parse(text, str(path))
+    if isinstance(tree, Given):
+        raise ConfigError(f"{path}: a config file is a mapping of sections (run, model, task, ...), not {tree.value!r}")
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    if not isinstance(base, Given) or not isinstance(base.value, str):
+        raise ConfigError(f"{path}: extends must be the name of one config file")
+    parent = (path.parent / base.value).resolve()
+    family = (*descendants, path.resolve())
+    if parent in family:
+        raise ConfigError(f"{base.origin}: extends={base.value} leads back to {parent.name}")
+    return _merge(_read(path.parent / base.value, family), tree)
+
+
+def _merge(base: Tree, over: Tree) -> Tree:
+    merged = yaml12.merge(base, over)
+    assert isinstance(merged, dict), "two mappings merge to a mapping"
+    return merged
+
+
+def _override(text: str) -> Tree:
+    """`a.b=value` as a tree of one leaf; the value is YAML."""
+    key, equals, value = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"override {text!r} must have the form section.key=value, e.g. es.population=16")
+    tree = _relabel(yaml12.parse(value, f"override {key}"), "override")
+    for part in reversed(parts):
+        tree = {part: tree}
+    assert isinstance(tree, dict), "there is at least one part"
+    return tree
+
+
+def _relabel(tree: Tree | Given, origin: str) -> Tree | Given:
+    if isinstance(tree, Given):
+        return Given(tree.value, origin)
+    return {key: _relabel(below, origin) for key, below in tree.items()}
+
+
+def _origin_of(key: str, given: dict[str, str]) -> str:
+    """The origin of the key, or of the value that stands for its whole section (`es.sigma: 1e-3`)."""
+    while key not in given:
+        key, dot, _ = key.rpartition(".")
+        if not dot:
+            return DEFAULT
+    return given[key]
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _leaves(below, f"{key}.{name}" if key else name)
+    else:
+        yield key, value
+
+
+def _harmless(key: str) -> bool:
+    return any(key == known or key.startswith(known + ".") for known in HARMLESS)

@@ -1,0 +1,199 @@
+"""YAML as people mean it: the scalars of YAML 1.2's core schema, durations, no duplicate keys, the place of each value.
+
+Invariant: whatever `dump` writes, `parse` reads back to equal values. The traps of YAML 1.1 end here: `1e-3` is a
+number; `no`, `off` and `on` are text; `24:00:00` is text, and a duration where seconds are expected.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from hpc_es.errors import ConfigError
+
+_INT = re.compile(r"[-+]?[0-9]+")
+_BASED_INT = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS = {
+    **dict.fromkeys(("", "~", "null", "Null", "NULL"), None),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+    **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), float("inf")),
+    **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), float("-inf")),
+    **dict.fromkeys((".nan", ".NaN", ".NAN"), float("nan")),
+}
+
+_UNITS = re.compile(r"(?:(\d+(?:\.\d+)?)d)?(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+_CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d)")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value that is not a section (a scalar, a list, an empty mapping), and the place that gave it."""
+
+    value: Any
+    origin: str
+
+
+Tree = dict[str, "Tree | Given"]
+"""A document: sections are dicts, everything else is `Given`."""
+
+
+def parse(text: str, source: str) -> "Tree | Given":
+    """Read one document. `source` (a file name) appears in origins and errors as source:line[:column].
+
+    Errors: ConfigError for bad syntax, duplicate keys, keys that are not text or numbers, tags, and cycles.
+    """
+    try:
+        node = yaml.compose(text, Loader=yaml.BaseLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        hint = " (indent with spaces)" if mark and _tab_at(text, mark) else ""
+        raise ConfigError(f"{_place(source, mark)}: {error.problem or error.context}{hint}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return Given(None, source) if node is None else _Builder(source).build(node)
+
+
+def plain(tree: "Tree | Given") -> Any:
+    """The values alone."""
+    return tree.value if isinstance(tree, Given) else {key: plain(below) for key, below in tree.items()}
+
+
+def origins(tree: "Tree | Given", prefix: str = "") -> Iterator[tuple[str, str]]:
+    """(dotted key, origin) of every given value."""
+    if isinstance(tree, Given):
+        yield prefix, tree.origin
+        return
+    for key, below in tree.items():
+        yield from origins(below, f"{prefix}.{key}" if prefix else key)
+
+
+def merge(base: "Tree | Given", over: "Tree | Given") -> "Tree | Given":
+    """Lay `over` over `base`: sections are merged key by key, anything else replaces. An empty mapping clears."""
+    if isinstance(base, Given) or isinstance(over, Given):
+        return over
+    merged = dict(base)
+    for key, below in over.items():
+        merged[key] = merge(merged[key], below) if key in merged else below
+    return merged
+
+
+def scalar(text: str) -> Any:
+    """The value of an unquoted scalar: null, bool, int, float or the text itself."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    if _BASED_INT.fullmatch(text):
+        return int(text, 0)
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def seconds(value: Any) -> Any:
+    """90s, 15m, 2h, 1d, 1h30m, MM:SS, HH:MM:SS and D-HH:MM:SS (as Slurm writes them) in seconds; numbers as they are.
+
+    Errors: ValueError for any other text.
+    """
+    if not isinstance(value, str):
+        return value
+    match = _UNITS.fullmatch(value) or _CLOCK.fullmatch(value)
+    if not match or not value:
+        raise ValueError("must be a duration: seconds as a number, or like 90s, 15m, 2h, 24:00:00")
+    days, hours, minutes, rest = (float(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def dump(values: Any) -> str:
+    """YAML text of plain values (dicts with text keys, lists, scalars), in the order given."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Builder:
+    """Turns PyYAML's nodes into a Tree."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.open: set[int] = set()
+
+    def build(self, node: yaml.Node) -> "Tree | Given":
+        if id(node) in self.open:
+            raise ConfigError(f"{_place(self.source, node.start_mark)}: an alias that contains itself")
+        self.open.add(id(node))
+        try:
+            return self._build(node)
+        finally:
+            self.open.remove(id(node))
+
+    def _build(self, node: yaml.Node) -> "Tree | Given":
+        if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.rpartition(":")[2] not in ("str", "seq", "map"):
+            raise ConfigError(f"{_place(self.source, node.start_mark)}: the tag {node.tag} is not allowed here")
+        origin = f"{self.source}:{node.start_mark.line + 1}"
+        if isinstance(node, yaml.MappingNode):
+            return self._section(node) or Given({}, origin)
+        if isinstance(node, yaml.SequenceNode):
+            return Given([plain(self.build(item)) for item in node.value], origin)
+        assert isinstance(node, yaml.ScalarNode), "YAML has three kinds of node"
+        return Given(_value(node), origin)
+
+    def _section(self, node: yaml.MappingNode) -> Tree:
+        section: Tree = {}
+        first_line: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            place = _place(self.source, key_node.start_mark)
+            key = _value(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            if isinstance(key, bool) or not isinstance(key, (str, int)):
+                raise ConfigError(f"{place}: a key must be text; quote it if it is meant as text")
+            name = str(key)
+            if name in section:
+                raise ConfigError(f"{place}: duplicate key {name!r} (first on line {first_line[name]})")
+            first_line[name] = key_node.start_mark.line + 1
+            section[name] = self.build(value_node)
+        return section
+
+
+def _value(node: yaml.ScalarNode) -> Any:
+    return scalar(node.value) if node.style is None else node.value
+
+
+def _place(source: str, mark: yaml.Mark | None) -> str:
+    return f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+
+
+def _tab_at(text: str, mark: yaml.Mark) -> bool:
+    lines = text.splitlines()
+    return mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]
+
+
+_TAGS = {str: "str", int: "int", float: "float", bool: "bool", type(None): "null"}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes plain what `scalar` reads back, and quotes text that any version of YAML might take for something else."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        if kind is yaml.ScalarNode and implicit[0]:
+            return "tag:yaml.org,2002:" + _TAGS[type(scalar(value))]
+        return super().resolve(kind, value, implicit)
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    old_tag = yaml.SafeDumper.resolve(dumper, yaml.ScalarNode, text, (True, False))
+    style = None if scalar(text) is text and old_tag.endswith(":str") else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _represent_float(dumper: yaml.SafeDumper, number: float) -> yaml.ScalarNode:
+    # repr is the shortest text that reads back to the same bits.
+    text = repr(number) if math.isfinite(number) else {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}[repr(number)]
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(float, _represent_float)
