@@ -1,0 +1,79 @@
+"""Environments by name: `make("sudoku", blanks=5)`, or `make("package.module:Class")` for one of your own."""
+
+import difflib
+import importlib
+import inspect
+from typing import Any
+
+import pydantic
+
+from hpc_es.envs.base import Env
+from hpc_es.errors import ConfigError
+
+_BUILT_IN = {
+    "sudoku": "hpc_es.envs.sudoku:Sudoku",
+}
+"""Modules are imported when an environment is made, not before: some are heavy."""
+
+
+def registered() -> list[str]:
+    """The names of the built-in environments."""
+    return sorted(_BUILT_IN)
+
+
+def make(name: str, **options: Any) -> Env:
+    """A new environment: a built-in name, or package.module:Class.
+
+    Errors: ConfigError for a name or an option that does not exist, and for a value that is not allowed.
+    """
+    env_class = _find(name)
+    _check_names(name, env_class, options)
+    try:
+        return env_class(**options)
+    except pydantic.ValidationError as error:
+        raise ConfigError(f"environment {name}: {_explain(error)}") from error
+    except ConfigError as error:
+        raise ConfigError(f"environment {name}: {error}") from error
+
+
+def _find(name: str) -> type[Env]:
+    if name not in _BUILT_IN and ":" not in name:
+        raise ConfigError(
+            f"unknown environment {name!r}{_did_you_mean(name, registered())}; built in: {', '.join(registered())}; "
+            "your own: package.module:Class"
+        )
+    module, _, attribute = _BUILT_IN.get(name, name).partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"environment {name!r} cannot be imported: {error}") from error
+    if not (inspect.isclass(found) and issubclass(found, Env)):
+        raise ConfigError(f"environment {name!r} is not a subclass of hpc_es.envs.base.Env")
+    return found
+
+
+def _check_names(name: str, env_class: type[Env], options: dict[str, Any]) -> None:
+    parameters = inspect.signature(env_class).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    valid = [p.name for p in parameters]
+    listed = ", ".join(valid) or "none"
+    for option in options:
+        if option not in valid:
+            hint = _did_you_mean(option, valid)
+            raise ConfigError(f"environment {name} has no option {option!r}{hint}; valid: {listed}")
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in options]
+    if missing:
+        raise ConfigError(f"environment {name} needs the option {missing[0]!r}; valid: {listed}")
+
+
+def _explain(error: pydantic.ValidationError) -> str:
+    return "; ".join(
+        f"option {'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg'][:1].lower()}{e['msg'][1:]}"
+        for e in error.errors()
+    )
+
+
+def _did_you_mean(word: str, words: list[str]) -> str:
+    close = difflib.get_close_matches(word, words, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

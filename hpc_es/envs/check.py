@@ -1,0 +1,132 @@
+"""Run any environment through the contract of `base.py`.
+
+`check_env(lambda: make("my.module:MyEnv"))` returns when the environment keeps it, and else says in plain words what
+it broke. It plays a few episodes with answers that no model should give; none of them may raise.
+"""
+
+import math
+from collections.abc import Callable
+
+from hpc_es.envs.base import Env, Observation, StepResult
+from hpc_es.errors import EnvError
+
+ODD_ANSWERS = (
+    "",
+    " \n\t",
+    "\x00",
+    "émoji 🧩 ٣ ½ \u202e",
+    "9" * 10_000,
+    "set " * 5_000,
+    "{[(<" * 2_000,
+    "-1",
+    "%s {0} \\",
+)
+
+MAX_TURNS = 10_000
+"""An episode that is still running after so many turns never ends."""
+
+
+def check_env(make_env: Callable[[], Env], *, num_episodes: int = 2) -> None:
+    """Play `num_episodes` tasks. Errors: EnvError naming the rule that the environment breaks."""
+    env = make_env()
+    try:
+        _check_tasks(env)
+        _must_raise(lambda: env.step("x"), "step before the first reset")
+        for task in range(min(num_episodes, env.num_tasks)):
+            first = _check_observation(env.reset(task))
+            _check_deterministic(make_env, env, task, first)
+            for answer in ODD_ANSWERS:
+                env.reset(task)
+                _check_result(_step(env, answer))
+            _play(env, env.reset(task))
+            _must_raise(lambda: env.step("x"), "step after the episode's end")
+            _require(env.reset(task) == first, f"reset({task}) shows something else after an episode than before it")
+    finally:
+        env.close()
+
+
+def _check_tasks(env: Env) -> None:
+    num_tasks = getattr(env, "num_tasks", None)
+    _require(isinstance(num_tasks, int) and num_tasks > 0, f"num_tasks is {num_tasks!r}; it must be an int above 0")
+    _must_raise(lambda: env.reset(-1), "reset(-1)")
+    _must_raise(lambda: env.reset(env.num_tasks), f"reset({env.num_tasks}), one past the last task,")
+
+
+def _check_deterministic(make_env: Callable[[], Env], env: Env, task: int, first: Observation) -> None:
+    """The same task is the same episode, in this object and in another, when it is answered the same way."""
+    other = make_env()
+    try:
+        _require(other.num_tasks == env.num_tasks, "two environments made alike have different num_tasks")
+        _require(other.reset(task) == first, f"reset({task}) shows different prompts in two environments made alike")
+        _require(env.reset(task) == first, f"reset({task}) shows different prompts when it is called twice")
+        answer = first.choices[0] if first.choices else ODD_ANSWERS[0]
+        one, two = _step(env, answer), _step(other, answer)
+        _check_result(one)
+        _require(one == two, f"task {task}: the same answer has two different results")
+    finally:
+        other.close()
+
+
+def _play(env: Env, observation: Observation) -> None:
+    """One whole episode; the admissible answers come in where there are any, so that it gets somewhere."""
+    for turn in range(MAX_TURNS):
+        answers = observation.choices if observation.choices and turn % 2 else ODD_ANSWERS
+        result = _step(env, answers[turn % len(answers)])
+        _check_result(result)
+        if result.observation is None:
+            return
+        observation = result.observation
+    raise EnvError(f"an episode is still running after {MAX_TURNS} turns; a task needs a limit, reported as truncated")
+
+
+def _step(env: Env, answer: str) -> StepResult:
+    try:
+        return env.step(answer)
+    except Exception as error:
+        raise EnvError(f"step raised {error!r} on the answer {answer[:40]!r}; an answer is never an error") from error
+
+
+def _check_result(result: StepResult) -> None:
+    _require(isinstance(result, StepResult), f"step returned {type(result).__name__}; it must return a StepResult")
+    is_number = isinstance(result.reward, (int, float)) and math.isfinite(result.reward)
+    _require(is_number, f"the reward is {result.reward!r}; it must be a finite number")
+    _require(
+        not (result.terminated and result.truncated),
+        "a step is both terminated and truncated; a task that is over when its limit is reached is terminated",
+    )
+    _require(result.done or not result.success, "a step is a success although the episode goes on")
+    if result.observation is None:
+        _require(result.done, "a step without an observation is neither terminated nor truncated")
+    else:
+        _require(not result.done, "the last step still has an observation; it must be None")
+        _check_observation(result.observation)
+
+
+def _check_observation(observation: Observation) -> Observation:
+    _require(
+        isinstance(observation, Observation),
+        f"an observation is {type(observation).__name__}; it must be an Observation",
+    )
+    _require(len(observation.messages) > 0, "an observation has no messages")
+    _require(any(message.content for message in observation.messages), "every message of an observation is empty")
+    choices = observation.choices
+    if choices is not None:
+        _require(len(choices) > 0, "`choices` is empty; use None for free text")
+        _require(len(set(choices)) == len(choices), f"`choices` repeats an answer: {choices!r}")
+        _require(all(choices), "`choices` has an empty answer")
+    return observation
+
+
+def _must_raise(call: Callable[[], object], what: str) -> None:
+    try:
+        call()
+    except EnvError:
+        return
+    except Exception as error:
+        raise EnvError(f"{what} raised {error!r}; it must raise EnvError") from error
+    raise EnvError(f"{what} raised nothing; it must raise EnvError")
+
+
+def _require(holds: bool, complaint: str) -> None:
+    if not holds:
+        raise EnvError(complaint)

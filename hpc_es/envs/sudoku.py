@@ -1,0 +1,214 @@
+"""Sudoku as an agent plays it: one cell a turn, every turn a fresh prompt, no undo.
+
+Protocol of Agentic ESOpt (9x9, `blanks` empty cells = the minimum successful horizon H*, at most 3 * blanks turns):
+the prompt shows rules, current board, empty cells and the last feedback, and no history. Refused with feedback, at
+the cost of a turn: an answer in no known format, a given, a filled cell. Any digit in an empty cell is accepted, also
+one that breaks a rule, and cannot be undone. Reward 1 when the final grid is valid and keeps the givens.
+
+Invariant: givens and filled cells never change within an episode.
+"""
+
+import re
+from math import isqrt
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, validate_call
+
+from hpc_es.envs import sudoku_puzzles as puzzles
+from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.envs.sudoku_puzzles import MAX_BLANKS, Puzzle, Split
+from hpc_es.errors import ConfigError, EnvError
+
+TURNS_PER_BLANK = 3
+
+
+class Sudoku(Env):
+    @validate_call
+    def __init__(
+        self,
+        *,
+        size: Literal[4, 9] = 9,
+        blanks: Annotated[int, Field(ge=1)] | None = None,
+        split: Split = "train",
+        num_tasks: Annotated[int, Field(ge=1)] | None = None,
+        seed: Annotated[int, Field(ge=0)] = 0,
+        path: Path | None = None,
+        action: Literal["move", "digit"] = "move",
+        prompt: Literal["full", "short"] = "full",
+        partial_credit: bool = False,
+    ) -> None:
+        """Puzzles come from the generator, or from `path`.
+
+        blanks: empty cells per puzzle, H*; default 5 (9x9) or 3 (4x4), with `path` every puzzle of the file.
+        num_tasks: default 256, with `path` every puzzle that fits.
+        path: JSON lines with `puzzle` and `solution`; `{split}` in it stands for the split.
+        action: `move` is `set <row> <col> <value>`; in `digit` the prompt names the next empty cell, row by row,
+            and the answer is its digit, one of `choices`: one token, for small models.
+        prompt: `short` says the same in a few tokens, for small models.
+        partial_credit: reward is the share of blanks that are filled correctly, instead of 1 or 0.
+        """
+        self._action = action
+        self._prompt = prompt
+        self._partial_credit = partial_credit
+        if path is None:
+            self._puzzles = _generated(size, blanks, split, seed, num_tasks or 256)
+        else:
+            self._puzzles = _from_file(path, size, blanks, split, num_tasks)
+        self.num_tasks = len(self._puzzles)
+        self._running = False
+
+    def reset(self, task: int) -> Observation:
+        if not 0 <= task < self.num_tasks:
+            raise EnvError(f"task {task} does not exist; tasks are 0..{self.num_tasks - 1}")
+        self._puzzle: Puzzle = self._puzzles[task]
+        self._grid = list(self._puzzle.givens)
+        self._turns_left = TURNS_PER_BLANK * len(self._puzzle.blanks)
+        self._feedback = ""
+        self._running = True
+        return self._observe()
+
+    def step(self, text: str) -> StepResult:
+        if not self._running:
+            raise EnvError("no episode is running; call reset first")
+        refusal = self._play(text)
+        self._turns_left -= 1
+        terminated = 0 not in self._grid
+        truncated = not terminated and self._turns_left == 0
+        if not (terminated or truncated):
+            return StepResult(self._observe(), 0.0, False, False, invalid=refusal)
+        self._running = False
+        solved = puzzles.is_solved(tuple(self._grid), self._puzzle.size)
+        reward = self._share_correct() if self._partial_credit else float(solved)
+        return StepResult(None, reward, terminated, truncated, success=solved, invalid=refusal)
+
+    def _play(self, text: str) -> bool:
+        """Make the move that the answer asks for and note the feedback; True when it is refused."""
+        size = self._puzzle.size
+        move = self._read(text)
+        if move is None:
+            self._feedback = f"Refused: not understood. Answer with {self._format()}."
+            return True
+        row, column, digit = move
+        if not all(1 <= number <= size for number in move):
+            self._feedback = f"Refused: row, column and value are numbers from 1 to {size}."
+            return True
+        cell = (row - 1) * size + column - 1
+        if self._grid[cell]:
+            kind = "a given" if self._puzzle.givens[cell] else "already filled"
+            self._feedback = f"Refused: row {row} column {column} is {kind} and cannot be changed."
+            return True
+        self._grid[cell] = digit
+        self._feedback = f"Accepted: row {row} column {column} is now {digit}."
+        return False
+
+    def _read(self, text: str) -> tuple[int, int, int] | None:
+        if self._action == "move":
+            return parse_move(text)
+        digit = parse_digit(text)
+        return None if digit is None else (*_row_column(self._grid.index(0), self._puzzle.size), digit)
+
+    def _format(self) -> str:
+        return "set <row> <col> <value>" if self._action == "move" else f"one digit from 1 to {self._puzzle.size}"
+
+    def _share_correct(self) -> float:
+        blanks = self._puzzle.blanks
+        return sum(self._grid[cell] == self._puzzle.solution[cell] for cell in blanks) / len(blanks)
+
+    def _observe(self) -> Observation:
+        write = _full_prompt if self._prompt == "full" else _short_prompt
+        text = write(self._grid, self._puzzle.size, self._action, self._feedback)
+        choices = tuple(str(d) for d in range(1, self._puzzle.size + 1)) if self._action == "digit" else None
+        return Observation((Message("user", text),), choices)
+
+
+def _generated(size: int, blanks: int | None, split: Split, seed: int, count: int) -> tuple[Puzzle, ...]:
+    blanks = blanks if blanks is not None else {4: 3, 9: 5}[size]
+    if blanks > MAX_BLANKS[size]:
+        raise ConfigError(f"option blanks={blanks}: generated {size}x{size} puzzles have at most {MAX_BLANKS[size]}")
+    return puzzles.generate(size, blanks, split, seed, count)
+
+
+def _from_file(path: Path, size: int, blanks: int | None, split: Split, count: int | None) -> tuple[Puzzle, ...]:
+    path = Path(str(path).replace("{split}", split))
+    found = tuple(puzzle for puzzle in puzzles.read(path, blanks, split) if puzzle.size == size)
+    wanted = f"{size}x{size} puzzles" + (f" with {blanks} blanks" if blanks is not None else "")
+    if not found:
+        raise ConfigError(f"option path={path}: no {wanted} of split {split} in it")
+    if count is not None and count > len(found):
+        raise ConfigError(f"option num_tasks={count}: {path} has {len(found)} {wanted} of split {split}")
+    return found[:count]
+
+
+_SEPARATOR = r"[\s,;:=()\[\]{}<>*`_'\"|]"
+_NUMBER = r"(\d{1,3})(?!\d)"
+_BEFORE = rf"(?:{_SEPARATOR}|cell|position|at|the|row|col(?:umn)?)*"
+_BETWEEN = rf"(?:{_SEPARATOR}|row|col(?:umn)?|value|val|digit|to|as|and|->|→)+"
+_PLAIN = rf"\bset\b{_BEFORE}{_NUMBER}{_BETWEEN}{_NUMBER}{_BETWEEN}{_NUMBER}"
+_LABELLED = (
+    rf"\br(?:ow)?{_SEPARATOR}*{_NUMBER}{_SEPARATOR}*(?:and{_SEPARATOR}+)?"
+    rf"c(?:ol(?:umn)?)?{_SEPARATOR}*{_NUMBER}{_SEPARATOR}*"
+    rf"(?:(?:v(?:al(?:ue)?)?|digit|to|as|is|and|->|→){_SEPARATOR}*)*{_NUMBER}"
+)
+_MOVE = re.compile(rf"{_PLAIN}|{_LABELLED}", re.ASCII | re.IGNORECASE)
+_LONE_DIGIT = re.compile(r"(?<!\w)\d(?!\w)", re.ASCII)
+
+
+def parse_move(text: str) -> tuple[int, int, int] | None:
+    """Row, column and value of the LAST move in an answer, out of range or not; None where there is none.
+
+    The last, because models that reason end with their choice. Taken in any case and inside any prose:
+    `set 1 2 3`, `SET(1, 2, 3)`, `set row 1 col 2 value 3`, `set (1,2) = 3`, `r1c2=3`,
+    `{"row": 1, "col": 2, "value": 3}`.
+    """
+    found = list(_MOVE.finditer(text))
+    if not found:
+        return None
+    row, column, digit = (int(number) for number in found[-1].groups() if number is not None)
+    return row, column, digit
+
+
+def parse_digit(text: str) -> int | None:
+    """The last digit that stands alone in an answer."""
+    found = _LONE_DIGIT.findall(text)
+    return int(found[-1]) if found else None
+
+
+def _row_column(cell: int, size: int) -> tuple[int, int]:
+    return cell // size + 1, cell % size + 1
+
+
+def _full_prompt(grid: list[int], size: int, action: str, feedback: str) -> str:
+    side = isqrt(size)
+    rows = "\n".join(
+        f"row {r + 1}: " + " ".join(str(d or ".") for d in grid[r * size : (r + 1) * size]) for r in range(size)
+    )
+    empty = [_row_column(cell, size) for cell, digit in enumerate(grid) if not digit]
+    if action == "move":
+        answer = (
+            "Make one move. Answer with one line and nothing else:\nset <row> <col> <value>\n"
+            "Rows and columns are numbered from 1."
+        )
+    else:
+        row, column = empty[0]
+        answer = f"Which digit goes into row {row} column {column}? Answer with one digit and nothing else."
+    return (
+        f"You are solving a {size}x{size} Sudoku, one cell a turn. Every row, every column and every {side}x{side} box "
+        f"must hold each digit from 1 to {size} exactly once. Givens and cells that you have filled cannot be changed: "
+        "there is no undo.\n\n"
+        f"Board (. is empty):\n{rows}\n\n"
+        f"Empty cells (row, column): {' '.join(f'({r},{c})' for r, c in empty)}\n"
+        f"Last feedback: {feedback or 'none, this is the first move.'}\n\n"
+        f"{answer}"
+    )
+
+
+def _short_prompt(grid: list[int], size: int, action: str, feedback: str) -> str:
+    rows = "\n".join("".join(str(d or ".") for d in grid[r * size : (r + 1) * size]) for r in range(size))
+    refused = f"\n{feedback}" if feedback.startswith("Refused") else ""
+    if action == "move":
+        empty = (_row_column(cell, size) for cell, digit in enumerate(grid) if not digit)
+        cells = " ".join(f"({r},{c})" for r, c in empty)
+        return f"Sudoku. Fill one empty cell. Answer: set row col value\n{rows}\nEmpty: {cells}{refused}"
+    row, column = _row_column(grid.index(0), size)
+    return f"Sudoku\n{rows}{refused}\nrow {row} column {column}: "

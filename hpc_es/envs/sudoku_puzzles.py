@@ -1,0 +1,194 @@
+"""Sudoku puzzles: solving, generating, reading.
+
+Invariant: a generated puzzle has exactly one solution, and its solved grid alone decides which split it belongs to:
+whatever the seeds, no solved grid of a held-out task ever appears in training.
+
+A grid is a flat tuple of size * size digits, row by row; 0 is empty.
+"""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isqrt
+from pathlib import Path
+from typing import Literal
+
+from hpc_es.errors import ConfigError
+
+Grid = tuple[int, ...]
+Split = Literal["train", "eval"]
+
+SIZES = (4, 9)
+MAX_BLANKS = {4: 10, 9: 50}
+"""By size; what digging reaches quickly from any solved grid or the next."""
+EVAL_SHARE = 4
+"""One solved grid in so many is held out."""
+MAX_REPEATS = 1000
+"""Puzzles in a row that were all seen before: the split has no more of them."""
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    size: int
+    givens: Grid
+    solution: Grid
+
+    @property
+    def blanks(self) -> tuple[int, ...]:
+        """The empty cells, row by row."""
+        return tuple(cell for cell, digit in enumerate(self.givens) if not digit)
+
+
+@lru_cache
+def units(size: int) -> tuple[tuple[int, ...], ...]:
+    """The cells of every row, then of every column, then of every box."""
+    side = isqrt(size)
+    rows = [tuple(range(r * size, (r + 1) * size)) for r in range(size)]
+    columns = [tuple(range(c, size * size, size)) for c in range(size)]
+    corners = [r * size + c for r in range(0, size, side) for c in range(0, size, side)]
+    boxes = [tuple(corner + r * size + c for r in range(side) for c in range(side)) for corner in corners]
+    return (*rows, *columns, *boxes)
+
+
+@lru_cache
+def _peers(size: int) -> tuple[tuple[int, ...], ...]:
+    """For each cell, the cells that may not hold the same digit."""
+    return tuple(
+        tuple({other for unit in units(size) if cell in unit for other in unit} - {cell}) for cell in range(size * size)
+    )
+
+
+def is_solved(grid: Grid, size: int) -> bool:
+    """Every row, column and box holds every digit once."""
+    digits = set(range(1, size + 1))
+    return all({grid[cell] for cell in unit} == digits for unit in units(size))
+
+
+def solutions(grid: Grid, size: int, rng: random.Random | None = None) -> Iterator[Grid]:
+    """Every solution, one after the other; in random order when `rng` is given."""
+    cells = list(grid)
+    peers = _peers(size)
+
+    def options(cell: int) -> list[int]:
+        taken = {cells[peer] for peer in peers[cell]}
+        return [digit for digit in range(1, size + 1) if digit not in taken]
+
+    def fill() -> Iterator[Grid]:
+        choices = {cell: options(cell) for cell, digit in enumerate(cells) if not digit}
+        if not choices:
+            yield tuple(cells)
+            return
+        cell = min(choices, key=lambda c: len(choices[c]))  # fewest options first: the search hardly ever goes back
+        for digit in shuffled(choices[cell], rng) if rng else choices[cell]:
+            cells[cell] = digit
+            yield from fill()
+        cells[cell] = 0
+
+    return fill()
+
+
+def has_one_solution(grid: Grid, size: int) -> bool:
+    found = solutions(grid, size)
+    return next(found, None) is not None and next(found, None) is None
+
+
+def shuffled(items: list[int], rng: random.Random) -> list[int]:
+    """Fisher-Yates. Built on `random()`, the only method whose values Python promises to keep between versions."""
+    items = list(items)
+    for last in range(len(items) - 1, 0, -1):
+        other = int(rng.random() * (last + 1))
+        items[last], items[other] = items[other], items[last]
+    return items
+
+
+def split_of(solution: Grid) -> Split:
+    """The split that a solved grid belongs to."""
+    digest = hashlib.blake2b(bytes(solution), digest_size=8).digest()
+    return "eval" if int.from_bytes(digest, "little") % EVAL_SHARE == 0 else "train"
+
+
+@lru_cache(maxsize=16)
+def generate(size: int, blanks: int, split: Split, seed: int, count: int) -> tuple[Puzzle, ...]:
+    """`count` different puzzles of a split; the first k are the same for every count.
+
+    Errors: ConfigError when the split has fewer.
+    """
+    rng = random.Random(f"sudoku {size} {blanks} {split} {seed}")
+    seen: dict[Grid, Puzzle] = {}
+    repeats = 0
+    while len(seen) < count:
+        puzzle = _draw(size, blanks, split, rng)
+        repeats = repeats + 1 if puzzle.givens in seen else 0
+        seen.setdefault(puzzle.givens, puzzle)
+        if repeats > MAX_REPEATS:
+            raise ConfigError(
+                f"num_tasks={count}: there are about {len(seen)} {size}x{size} puzzles with {blanks} blanks in the "
+                f"{split} split; ask for fewer tasks or more blanks"
+            )
+    return tuple(seen.values())
+
+
+def _draw(size: int, blanks: int, split: Split, rng: random.Random) -> Puzzle:
+    while True:
+        solution = next(solutions((0,) * size**2, size, rng))
+        if split_of(solution) == split:
+            givens = _dig(solution, size, blanks, rng)
+            if givens is not None:
+                return Puzzle(size, givens, solution)
+
+
+def _dig(solution: Grid, size: int, blanks: int, rng: random.Random) -> Grid | None:
+    """Empty `blanks` cells and keep the solution unique; None when this order of cells does not lead there."""
+    grid = solution
+    for cell in shuffled(list(range(size * size)), rng):
+        if grid.count(0) == blanks:
+            break
+        emptied = (*grid[:cell], 0, *grid[cell + 1 :])
+        if has_one_solution(emptied, size):
+            grid = emptied
+    return grid if grid.count(0) == blanks else None
+
+
+@lru_cache(maxsize=16)
+def read(path: Path, blanks: int | None, split: Split) -> tuple[Puzzle, ...]:
+    """Puzzles of a JSON-lines file with `puzzle` and `solution` as rows of digits, 0 for empty, in the file's order.
+
+    Kept are those with `blanks` empty cells (None: all) whose `split`, where a line has one, is `split`.
+    Errors: ConfigError naming file and line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"path={path}: the puzzles cannot be read ({error})") from error
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            puzzle = _from_rows(record["puzzle"], record["solution"])
+            kept = record.get("split", split) == split and blanks in (None, len(puzzle.blanks))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: {error!r}; each line is an object with `puzzle` and `solution`, "
+                "rows of digits with 0 for empty, and the solution is a correct one that keeps the givens"
+            ) from error
+        if kept:
+            found.append(puzzle)
+    return tuple(found)
+
+
+def _from_rows(puzzle: list[list[int]], solution: list[list[int]]) -> Puzzle:
+    size = len(puzzle)
+    givens = tuple(int(digit) for row in puzzle for digit in row)
+    solved = tuple(int(digit) for row in solution for digit in row)
+    if size not in SIZES or len(givens) != size**2 or len(solved) != size**2:
+        raise ValueError(f"the grid is not {' or '.join(f'{s}x{s}' for s in SIZES)}")
+    if not is_solved(solved, size):
+        raise ValueError("the solution breaks a rule")
+    if any(given not in (0, digit) for given, digit in zip(givens, solved, strict=True)):
+        raise ValueError("the solution changes a given")
+    return Puzzle(size, givens, solved)
