@@ -1,0 +1,61 @@
+"""Addressed Gaussian noise, and the three passes over parameters that use it (design, section 4).
+
+Invariant: whichever implementation runs, the bits are those of reference.py. numba is imported at first use only,
+so that a login node can import this package without it.
+"""
+
+from functools import cache
+from typing import Protocol, cast
+
+from hpc_es.errors import ConfigError
+from hpc_es.noise import reference
+from hpc_es.noise.reference import BLOCK, MAX_SUBSPACES, Array, Perturbation, Trace, Update, tensor_id
+
+__all__ = [
+    "Array",
+    "BLOCK",
+    "Kernels",
+    "MAX_SUBSPACES",
+    "Perturbation",
+    "Trace",
+    "Update",
+    "kernels",
+    "noise",
+    "tensor_id",
+]
+
+
+class Kernels(Protocol):
+    """The passes over one tensor; reference.py documents them. `start` is a multiple of BLOCK except in noise."""
+
+    def noise(self, seed: int, ident: int, start: int, count: int) -> Array: ...
+
+    def perturb(self, theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0) -> None: ...
+
+    def update(self, theta: Array, ident: int, updates: "list[Update]", *, start: int = 0) -> Trace: ...
+
+    def digest(self, theta: Array, ident: int, *, start: int = 0) -> int: ...
+
+
+@cache
+def kernels() -> Kernels:
+    """Compiled kernels where numba is installed, otherwise the reference: equal bits, about fifty times slower."""
+    try:
+        from hpc_es.noise import cpu
+    except ModuleNotFoundError as error:
+        if error.name != "numba":
+            raise
+        return cast(Kernels, reference)
+    return cast(Kernels, cpu)
+
+
+def noise(seed: int, name: str, start: int, count: int) -> Array:
+    """Table values T (int16 [count]; eps = T / 4096) of elements start .. start + count - 1 of the tensor `name`.
+
+    Errors: ConfigError when the seed is no 64-bit unsigned integer, or the range is negative.
+    """
+    if not 0 <= seed < 2**64:
+        raise ConfigError(f"the noise seed {seed} must be from 0 to 2^64 - 1")
+    if start < 0 or count < 0:
+        raise ConfigError(f"noise of elements from {start}, {count} of them: neither may be negative")
+    return kernels().noise(int(seed), tensor_id(name), int(start), int(count))

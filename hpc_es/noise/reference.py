@@ -1,0 +1,166 @@
+"""The noise, the update and the digest, stated once in plain numpy: slow, and normative for every kernel.
+
+Invariant: the noise of an element is a pure function of (seed, tensor name, element index). Blocks of eight
+elements come from one Philox4x32-10 call (Salmon et al., SC 2011), whose eight 16-bit words index a Gaussian table.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+BLOCK = 8
+"""Elements per Philox call."""
+MAX_SUBSPACES = 64
+TABLE_CRC32 = 0x546C8CB1
+
+LOW, WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
+DIGEST_INDEX, DIGEST_TENSOR = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
+PARTITION_DOMAIN = 0x5BD1E995
+"""Keeps the counters of the partition apart from those of the noise."""
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """One member's noise: theta + scale * T, in the blocks of its subspace."""
+
+    seed: int
+    scale: float
+    """fp32(sigma * sign / 4096)."""
+    subspace: int = 0
+    num_subspaces: int = 1
+    partition_seed: int = 0
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one policy version adds: the sum over members, in this order, of coefficient * T. No member: nothing."""
+
+    seeds: Sequence[int]
+    coefficients: Sequence[float]
+    """fp32 values, one per member."""
+    subspaces: Sequence[int] = ()
+    """One per member; may be empty when num_subspaces is 1."""
+    num_subspaces: int = 1
+    partition_seed: int = 0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What updates left behind, per version: the digest of theta, and the sum of squares of its change."""
+
+    digests: list[int]
+    squares: list[float]
+
+
+@cache
+def table() -> Array:
+    """T[i] = round(4096 * Phi^-1((i + 0.5) / 65536)), int16 [65536]; odd, so one half is enough."""
+    quantile = NormalDist().inv_cdf
+    half = np.array([round(4096 * quantile((i + 0.5) / 65536)) for i in range(32768)], np.int16)
+    return np.concatenate([half, -half[::-1]])
+
+
+def tensor_id(name: str) -> int:
+    """64-bit id of a canonical tensor name."""
+    return int.from_bytes(blake2b(name.encode()).digest()[:8], "little")
+
+
+def philox(counter: Sequence[Any], key: Sequence[Any]) -> list[Array]:
+    """Philox4x32-10 on four counter words and two key words; arrays broadcast. Words are uint64 below 2^32."""
+    a, b, c, d = (np.asarray(word, np.uint64) for word in counter)
+    k, m = (np.asarray(word, np.uint64) for word in key)
+    for _ in range(10):
+        p, q = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b, c, d = (q >> WORD) ^ b ^ k, q & LOW, (p >> WORD) ^ d ^ m, p & LOW
+        k, m = (k + np.uint64(0x9E3779B9)) & LOW, (m + np.uint64(0xBB67AE85)) & LOW
+    return [a, b, c, d]
+
+
+def noise(seed: int, ident: int, start: int, count: int) -> Array:
+    """Table values T of elements start .. start + count - 1 of the tensor `ident`; int16 [count]."""
+    blocks = np.arange(start // BLOCK, -(-(start + count) // BLOCK), dtype=np.uint64)
+    counter = (blocks & LOW, blocks >> WORD, ident & 0xFFFFFFFF, ident >> 32)
+    words = np.stack(philox(counter, (seed & 0xFFFFFFFF, seed >> 32)), axis=-1).astype("<u4")
+    skip = start % BLOCK
+    return table()[words.view("<u2").ravel()[skip : skip + count]]
+
+
+def permutation(partition_seed: int, ident: int, group: int, num_subspaces: int) -> list[int]:
+    """The subspace of each of the `num_subspaces` consecutive blocks of a group: Fisher-Yates from the top."""
+    key, words = (partition_seed & 0xFFFFFFFF, partition_seed >> 32), list[int]()
+    for call in range(-(-num_subspaces // 4)):
+        high = ((ident >> 32 ^ PARTITION_DOMAIN) + call) & 0xFFFFFFFF
+        words += map(int, philox((group & 0xFFFFFFFF, group >> 32, ident & 0xFFFFFFFF, high), key))
+    order = list(range(num_subspaces))
+    for word, remaining in zip(words, range(num_subspaces, 1, -1), strict=False):
+        top, chosen = remaining - 1, word % remaining
+        order[top], order[chosen] = order[chosen], order[top]
+    return order
+
+
+def subspaces(partition_seed: int, ident: int, start: int, count: int, num_subspaces: int) -> Array:
+    """Subspace of each element, [count]. A last group with fewer blocks takes the first entries of its permutation."""
+    if num_subspaces == 1 or count == 0:
+        return np.zeros(count, np.int64)
+    blocks = np.arange(start, start + count) // BLOCK
+    groups = range(blocks[0] // num_subspaces, blocks[-1] // num_subspaces + 1)
+    orders = np.array([permutation(partition_seed, ident, group, num_subspaces) for group in groups])
+    return orders[blocks // num_subspaces - groups[0], blocks % num_subspaces]
+
+
+def cast(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Round fp32 to nearest even. A NaN stays one: its sign and the top of its payload, made quiet."""
+    if dtype == np.float32:
+        return values
+    bits = values.view(np.uint32)
+    if dtype == np.uint16:
+        rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+        return np.where(np.isnan(values), bits >> np.uint32(16) | np.uint32(0x40), rounded).astype(np.uint16)
+    quiet = bits >> np.uint32(16) & np.uint32(0x8000) | bits >> np.uint32(13) & np.uint32(0x3FF) | np.uint32(0x7E00)
+    with np.errstate(over="ignore"):
+        half = values.astype(np.float16).view(np.uint16)
+    return np.where(np.isnan(values), quiet, half).astype(np.uint16).view(np.float16)
+
+
+def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0) -> None:
+    """out = round(theta + scale * T), or round(theta) where the member has no noise.
+
+    theta is fp32 [n], elements start .. start + n - 1; out [n] is float32, float16, or uint16 for bfloat16 bits.
+    """
+    values = theta
+    if noisy is not None:
+        added = np.float32(noisy.scale) * noise(noisy.seed, ident, start, theta.size).astype(np.float32)
+        owner = subspaces(noisy.partition_seed, ident, start, theta.size, noisy.num_subspaces)
+        values = np.where(owner == noisy.subspace, theta + added, theta)
+    out[:] = cast(values, out.dtype)
+
+
+def update(theta: Array, ident: int, updates: Sequence[Update], *, start: int = 0) -> Trace:
+    """Apply versions one after the other to theta (fp32 [n], in place)."""
+    trace = Trace([], [])
+    for step in updates:
+        before, total, hit = theta.copy(), np.zeros_like(theta), np.zeros(theta.shape, bool)
+        owner = subspaces(step.partition_seed, ident, start, theta.size, step.num_subspaces)
+        own = step.subspaces or [0] * len(step.seeds)
+        for seed, coefficient, subspace in zip(step.seeds, step.coefficients, own, strict=True):
+            added = np.float32(coefficient) * noise(seed, ident, start, theta.size).astype(np.float32)
+            total = np.where(owner == subspace, total + added, total)
+            hit |= owner == subspace
+        theta[hit] += total[hit]
+        trace.digests.append(digest(theta, ident, start=start))
+        trace.squares.append(float(np.sum((theta.astype(np.float64) - before) ** 2)))
+    return trace
+
+
+def digest(theta: Array, ident: int, *, start: int = 0) -> int:
+    """Sum of bits32(theta_i) * odd factor of (i, ident), modulo 2^64; theta fp32 [n]."""
+    index = np.arange(start, start + theta.size, dtype=np.uint64)
+    factor = (2 * index + 1) * np.uint64(DIGEST_INDEX) + np.uint64(2 * ident * DIGEST_TENSOR % 2**64)
+    return int(np.sum(theta.view(np.uint32).astype(np.uint64) * factor, dtype=np.uint64))
