@@ -2,6 +2,7 @@
 
 RUN/
   config.yaml              the resolved configuration, as every role reads it
+  launcher.lock            held, with its process id inside, by the `hpc-es run` that looks after the run
   rendezvous.json          where the live head listens (atomic rename)
   journal.<g>.hpcj         one segment per head start
   run.h5                   derived from the journal; can be deleted at any time
@@ -29,6 +30,10 @@ class RunPaths:
     @property
     def config(self) -> Path:
         return self.root / "config.yaml"
+
+    @property
+    def launcher_lock(self) -> Path:
+        return self.root / "launcher.lock"
 
     @property
     def rendezvous(self) -> Path:

@@ -1,0 +1,1 @@
+"""Starting head and workers: on this machine (local)."""

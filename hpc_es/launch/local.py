@@ -1,0 +1,249 @@
+"""Run head and workers as processes of this machine and look after them until the run is done.
+
+Invariants: a process that dies is started again, at most `launch.max_restarts` times; whatever way this ends, no
+process is left. Head and workers speak the real transport over loopback, so this is how a cluster runs, without Slurm.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from hpc_es.config import Config
+from hpc_es.errors import LaunchError, RunFailed, TransportError
+from hpc_es.launch import prepare
+from hpc_es.launch.process import Child, Family, last_lines
+from hpc_es.paths import RunPaths
+from hpc_es.transport.control import ask
+from hpc_es.transport.messages import Status, StatusRequest
+
+EXIT_FINISHED, EXIT_FAILED, EXIT_HOPELESS, EXIT_STOPPED = 0, 1, 2, 3
+"""How head and workers end: all is done; failed; failed in a way that a restart repeats; stopped in good order."""
+
+_POLL_S = 0.2
+_STATUS_EVERY_S = 1.0
+_STATUS_TIMEOUT_S = 0.5
+_RESTART_DELAY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    paths: RunPaths
+    finished: bool
+    """All updates and evaluations are done."""
+    reason: str
+    """finished, already finished, or what stopped it."""
+
+
+def run_local(
+    config: Config,
+    *,
+    on_status: Callable[[Status], None] = lambda status: None,
+    on_event: Callable[[str], None] = lambda text: None,
+) -> Outcome:
+    """Start the run, or go on with it, and return when it is finished or was stopped (SIGINT, SIGTERM, SIGHUP).
+
+    Waits for head and workers; `on_status` is called about once a second while the head answers. Signals are only
+    caught in the main thread. Errors: ConfigError, ModelError, EnvError before anything starts; LaunchError, RunFailed
+    with the end of the log of the process that failed.
+    """
+    paths = prepare.run_paths(config)
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": _threads(config)})})
+    with prepare.launcher_lock(paths):
+        paths, changed = prepare.write_folder(config)
+        if prepare.is_finished(paths):
+            return Outcome(paths, True, "already finished")
+        prepare.check(config)
+        for difference in changed:
+            on_event(f"changed since the run began: {difference}")
+        with Family() as family, _stop_signals() as stop:
+            return _Supervisor(config, paths, family, stop, on_status, on_event).run()
+
+
+class _Role:
+    """The head or one worker, over all its starts."""
+
+    def __init__(self, name: str, arguments: list[str], environment: dict[str, str]) -> None:
+        self.name, self.arguments, self.environment = name, arguments, environment
+        self.restarts = 0
+        self.child: Child | None = None
+        self.start_at = 0.0
+        """Monotonic time of the next start, when it does not run."""
+        self.has_joined = False
+
+    def poll(self) -> int | None:
+        return self.child.poll() if self.child else None
+
+    @property
+    def running(self) -> bool:
+        return self.child is not None and self.child.poll() is None
+
+
+class _Supervisor:
+    """One launch: starts, restarts and ends the processes."""
+
+    def __init__(
+        self,
+        config: Config,
+        paths: RunPaths,
+        family: Family,
+        stop: "_Stop",
+        on_status: Callable[[Status], None],
+        on_event: Callable[[str], None],
+    ) -> None:
+        self.config, self.paths, self.family, self.stop = config, paths, family, stop
+        self.on_status, self.on_event = on_status, on_event
+        self.head = _Role("head", ["head", str(paths.root)], {})
+        self.workers = [
+            _Role(f"worker-local-{i}", ["worker", str(paths.root), "--seat", f"local-{i}"], _devices(config, i))
+            for i in range(config.launch.workers)
+        ]
+
+    def run(self) -> Outcome:
+        try:
+            return self._look_after()
+        except LaunchError:
+            self._stop_in_order()
+            raise
+
+    def _look_after(self) -> Outcome:
+        next_status = 0.0
+        while not self.stop.signal:
+            for role in (self.head, *self.workers):
+                self._start_when_due(role)
+            if (code := self.head.poll()) in (EXIT_FINISHED, EXIT_STOPPED):
+                self._wind_down(time.monotonic() + self.config.launch.stop_timeout)
+                finished = code == EXIT_FINISHED
+                return Outcome(self.paths, finished, "finished" if finished else "the head was asked to stop")
+            for role in (self.head, *self.workers):
+                self._consider(role)
+            if time.monotonic() >= next_status:
+                next_status = time.monotonic() + _STATUS_EVERY_S
+                self._ask_status()
+            time.sleep(_POLL_S)
+        self._stop_in_order()
+        return Outcome(self.paths, False, f"stopped by {self.stop.signal}")
+
+    def _start_when_due(self, role: _Role) -> None:
+        if role.child is None and time.monotonic() >= role.start_at:
+            command = [sys.executable, "-m", "hpc_es", *role.arguments, "--parent", str(os.getpid())]
+            role.child = self.family.start(command, log=self.paths.log(role.name), environment=role.environment)
+
+    def _consider(self, role: _Role) -> None:
+        """Start a process that has died again, if that can help. Errors: LaunchError, RunFailed."""
+        code = role.poll()
+        if code is None:
+            return
+        how = (
+            f"{role.name} was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"{role.name} ended with code {code}"
+        )
+        log = self.paths.log(role.name)
+        if code == EXIT_HOPELESS or (code == EXIT_FAILED and not role.has_joined):
+            kind = RunFailed if role is self.head else LaunchError
+            raise kind(f"{role.name} failed; the end of {log}:\n{last_lines(log)}")
+        if role.restarts >= self.config.launch.max_restarts:
+            raise LaunchError(
+                f"{how} and has been started again launch.max_restarts={self.config.launch.max_restarts} times already; "
+                f"the end of {log}:\n{last_lines(log)}"
+            )
+        role.restarts += 1
+        role.child = None
+        # A pause, because workers that are sent home may be seen to end before the head does.
+        role.start_at = time.monotonic() + _RESTART_DELAY_S
+        self.on_event(f"{how}; starting it again ({role.restarts} of at most {self.config.launch.max_restarts} times)")
+
+    def _ask_status(self) -> None:
+        with contextlib.suppress(TransportError):  # no head yet, or a busy one: there is no news, which is no error
+            status = ask(self.paths, StatusRequest(), timeout=_STATUS_TIMEOUT_S)
+            if isinstance(status, Status):
+                seats = {worker.seat for worker in status.workers}
+                for role in self.workers:
+                    role.has_joined |= role.arguments[-1] in seats
+                self.on_status(status)
+
+    def _stop_in_order(self) -> None:
+        """Have the head checkpoint and send the workers home. A second signal cuts the wait short."""
+        deadline = time.monotonic() + self.config.launch.stop_timeout
+        signals = self.stop.count
+        self.on_event(
+            f"stopping in good order, within {self.config.launch.stop_timeout:g} s; once more to stop at once"
+        )
+        if self.head.child:
+            self.head.child.terminate()
+        while self.head.running and time.monotonic() < deadline and self.stop.count == signals:
+            time.sleep(_POLL_S)
+        self._wind_down(deadline if self.stop.count == signals else 0.0)
+
+    def _wind_down(self, deadline: float) -> None:
+        """Wait for the workers, who are going home; then ask them; what is left at the deadline is killed later."""
+        patience = time.monotonic() + (deadline - time.monotonic()) / 2
+        signals = self.stop.count
+        for until, ask_again in ((patience, True), (deadline, False)):
+            while (
+                any(role.running for role in self.workers) and time.monotonic() < until and self.stop.count == signals
+            ):
+                time.sleep(_POLL_S)
+            for role in self.workers:
+                if ask_again and role.child:
+                    role.child.terminate()
+
+
+class _Stop:
+    """Which signal asked for an end, and how often."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+        self.count = 0
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number).name
+        self.count += 1
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[_Stop]:
+    """Catch the signals that ask for an end, where Python allows it: in the main thread."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _threads(config: Config) -> int:
+    """CPU threads per worker: as configured, else the cores that this process may use, shared out."""
+    return config.engine.threads or max(1, len(os.sched_getaffinity(0)) // config.launch.workers)
+
+
+def _devices(config: Config, index: int) -> dict[str, str]:
+    """The environment that gives worker `index` its share of the GPUs, in turn; nothing where there are none."""
+    gpus = _visible_gpus()
+    if not gpus:
+        return {}
+    count = config.engine.tensor_parallel
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus[(index * count + i) % len(gpus)] for i in range(min(count, len(gpus))))
+    }
+
+
+def _visible_gpus() -> list[str]:
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip()]
+    if not shutil.which("nvidia-smi"):
+        return []
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
+    return [str(i) for i, _ in enumerate(listed.stdout.splitlines())] if listed.returncode == 0 else []

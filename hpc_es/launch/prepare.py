@@ -1,0 +1,108 @@
+"""Everything that is settled before the first process of a run starts.
+
+Invariants: a run folder has one launcher at a time; its config.yaml never changes in a way that would change what the
+run computes, once the run has begun; a mistake in the configuration is found here, before anything is loaded.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hpc_es import envs
+from hpc_es.config import Config, compare, load, save
+from hpc_es.errors import ConfigError, LaunchError, ModelError
+from hpc_es.paths import RunPaths
+from hpc_es.store.journal import read_journal
+from hpc_es.store.records import Stopped
+from hpc_es.transport.secrets import create_secrets
+
+
+def run_paths(config: Config) -> RunPaths:
+    return RunPaths(config.run.dir / config.run.name)
+
+
+def is_finished(paths: RunPaths) -> bool:
+    """Whether all updates and evaluations of the run are done. Errors: StoreError, JournalDamaged."""
+    records = read_journal(paths.root, warn=lambda text: None)
+    return any(isinstance(record, Stopped) and record.finished for record in records)
+
+
+def check(config: Config) -> None:
+    """Find what would make the head or every worker fail at its start. Errors: ModelError, ConfigError, EnvError."""
+    check_model(Path(config.model.path))
+    for part in (config.task.train, config.eval.options):
+        envs.make(config.task.env, **{**config.task.options, **part}).close()
+
+
+def check_model(path: Path) -> None:
+    """Errors: ModelError when `path` is no Hugging Face folder with unquantised safetensors."""
+    remedy = f"model.path is relative to the working directory ({Path.cwd()}); `hpc-es model get NAME` fetches a model"
+    if not path.is_dir():
+        raise ModelError(f"model.path={path}: no such folder; {remedy}")
+    try:
+        described = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"model.path={path} has no config.json, so it is no Hugging Face folder; {remedy}") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path / 'config.json'} cannot be read: {error}") from None
+    if not any(path.glob("*.safetensors")):
+        raise ModelError(f"model.path={path} holds no *.safetensors; convert the checkpoint with save_pretrained")
+    if described.get("quantization_config"):
+        raise ModelError(
+            f"model.path={path} is quantised, and noise needs full weights; use the unquantised checkpoint"
+        )
+
+
+def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
+    """Make the run folder, or check that `config` may go on with it; (its paths, what changed harmlessly).
+
+    Errors: ConfigError with the differences when the run began with another configuration; StoreError, TransportError.
+    """
+    paths = run_paths(config)
+    changed: list[str] = []
+    if paths.config.exists() and paths.segments():
+        harmful, harmless = compare(load(paths.config).config, config)
+        if harmful:
+            raise ConfigError(
+                f"{paths.root} began with another configuration:\n"
+                + "".join(f"  {difference}\n" for difference in harmful)
+                + f"Give this run another run.name, or go on as it began: hpc-es run {paths.config}"
+            )
+        changed = [str(difference) for difference in harmless]
+    try:
+        paths.logs.mkdir(parents=True, exist_ok=True)
+        save(config, paths.config)
+    except OSError as error:
+        raise LaunchError(f"the run folder {paths.root} cannot be written: {error}") from None
+    create_secrets(paths)
+    return paths, changed
+
+
+@contextlib.contextmanager
+def launcher_lock(paths: RunPaths) -> Iterator[None]:
+    """Be the only launcher of this run folder. The lock ends with the process, so a stale file blocks nobody.
+
+    Errors: LaunchError with the process id of the other launcher.
+    """
+    try:
+        paths.root.mkdir(parents=True, exist_ok=True)
+        file = open(paths.launcher_lock, "a+")  # noqa: SIM115 - the lock lives as long as the file is open
+    except OSError as error:
+        raise LaunchError(f"the run folder {paths.root} cannot be written: {error}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise LaunchError(
+                f"{paths.root} is being run by process {file.read().strip() or '?'}: watch it with "
+                f"`hpc-es status {paths.root}`, or stop that process first"
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
