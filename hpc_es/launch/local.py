@@ -55,7 +55,6 @@ def run_local(
     with the end of the log of the process that failed.
     """
     paths = prepare.run_paths(config)
-    config = config.model_copy(update={"engine": config.engine.model_copy(update={"threads": _threads(config)})})
     with prepare.launcher_lock(paths):
         paths, changed = prepare.write_folder(config)
         if prepare.is_finished(paths):
@@ -80,6 +79,10 @@ class _Role:
 
     def poll(self) -> int | None:
         return self.child.poll() if self.child else None
+
+    def terminate(self) -> None:
+        if self.child:
+            self.child.terminate()
 
     @property
     def running(self) -> bool:
@@ -119,7 +122,7 @@ class _Supervisor:
             for role in (self.head, *self.workers):
                 self._start_when_due(role)
             if (code := self.head.poll()) in (EXIT_FINISHED, EXIT_STOPPED):
-                self._wind_down(time.monotonic() + self.config.launch.stop_timeout)
+                self._wind_down(time.monotonic() + self.config.launch.stop_timeout, tolerated=0)
                 finished = code == EXIT_FINISHED
                 return Outcome(self.paths, finished, "finished" if finished else "the head was asked to stop")
             for role in (self.head, *self.workers):
@@ -141,25 +144,19 @@ class _Supervisor:
         code = role.poll()
         if code is None:
             return
-        how = (
-            f"{role.name} was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"{role.name} ended with code {code}"
-        )
+        cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         log = self.paths.log(role.name)
+        evidence = f"the end of {log}:\n{last_lines(log)}"
         if code == EXIT_HOPELESS or (code == EXIT_FAILED and not role.has_joined):
-            kind = RunFailed if role is self.head else LaunchError
-            raise kind(f"{role.name} failed; the end of {log}:\n{last_lines(log)}")
-        if role.restarts >= self.config.launch.max_restarts:
-            raise LaunchError(
-                f"{how} and has been started again launch.max_restarts={self.config.launch.max_restarts} times already; "
-                f"the end of {log}:\n{last_lines(log)}"
-            )
+            raise (RunFailed if role is self.head else LaunchError)(f"{role.name} failed; {evidence}")
+        bound = self.config.launch.max_restarts
+        if role.restarts >= bound:
+            raise LaunchError(f"{role.name} {cause}, after launch.max_restarts={bound} restarts; {evidence}")
         role.restarts += 1
         role.child = None
         # A pause, because workers that are sent home may be seen to end before the head does.
         role.start_at = time.monotonic() + _RESTART_DELAY_S
-        self.on_event(f"{how}; starting it again ({role.restarts} of at most {self.config.launch.max_restarts} times)")
+        self.on_event(f"{role.name} {cause}; starting it again ({role.restarts} of at most {bound} times)")
 
     def _ask_status(self) -> None:
         with contextlib.suppress(TransportError):  # no head yet, or a busy one: there is no news, which is no error
@@ -171,30 +168,26 @@ class _Supervisor:
                 self.on_status(status)
 
     def _stop_in_order(self) -> None:
-        """Have the head checkpoint and send the workers home. A second signal cuts the wait short."""
-        deadline = time.monotonic() + self.config.launch.stop_timeout
-        signals = self.stop.count
-        self.on_event(
-            f"stopping in good order, within {self.config.launch.stop_timeout:g} s; once more to stop at once"
-        )
-        if self.head.child:
-            self.head.child.terminate()
-        while self.head.running and time.monotonic() < deadline and self.stop.count == signals:
-            time.sleep(_POLL_S)
-        self._wind_down(deadline if self.stop.count == signals else 0.0)
+        """Have the head checkpoint and send the workers home. Another signal cuts the wait short."""
+        limit = self.config.launch.stop_timeout
+        self.on_event(f"stopping in good order, within {limit:g} s; signal once more to stop at once")
+        deadline = time.monotonic() + limit
+        tolerated = self.stop.count
+        self.head.terminate()
+        self._wait_for([self.head], deadline, tolerated)
+        self._wind_down(deadline, tolerated)
 
-    def _wind_down(self, deadline: float) -> None:
-        """Wait for the workers, who are going home; then ask them; what is left at the deadline is killed later."""
-        patience = time.monotonic() + (deadline - time.monotonic()) / 2
-        signals = self.stop.count
-        for until, ask_again in ((patience, True), (deadline, False)):
-            while (
-                any(role.running for role in self.workers) and time.monotonic() < until and self.stop.count == signals
-            ):
-                time.sleep(_POLL_S)
-            for role in self.workers:
-                if ask_again and role.child:
-                    role.child.terminate()
+    def _wind_down(self, deadline: float, tolerated: int) -> None:
+        """Wait for the workers, who are going home; then ask them. What is left at the deadline is killed later."""
+        self._wait_for(self.workers, (time.monotonic() + deadline) / 2, tolerated)
+        for role in self.workers:
+            role.terminate()
+        self._wait_for(self.workers, deadline, tolerated)
+
+    def _wait_for(self, roles: list[_Role], deadline: float, tolerated: int) -> None:
+        """Until they have ended, the time is up, or there were more signals than `tolerated`."""
+        while any(role.running for role in roles) and time.monotonic() < deadline and self.stop.count <= tolerated:
+            time.sleep(_POLL_S)
 
 
 class _Stop:
@@ -224,20 +217,14 @@ def _stop_signals() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _threads(config: Config) -> int:
-    """CPU threads per worker: as configured, else the cores that this process may use, shared out."""
-    return config.engine.threads or max(1, len(os.sched_getaffinity(0)) // config.launch.workers)
-
-
 def _devices(config: Config, index: int) -> dict[str, str]:
     """The environment that gives worker `index` its share of the GPUs, in turn; nothing where there are none."""
     gpus = _visible_gpus()
     if not gpus:
         return {}
-    count = config.engine.tensor_parallel
-    return {
-        "CUDA_VISIBLE_DEVICES": ",".join(gpus[(index * count + i) % len(gpus)] for i in range(min(count, len(gpus))))
-    }
+    count = min(config.engine.tensor_parallel, len(gpus))
+    own = [gpus[(index * count + i) % len(gpus)] for i in range(count)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
 
 def _visible_gpus() -> list[str]:

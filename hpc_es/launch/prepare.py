@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from hpc_es import envs
 from hpc_es.config import Config, compare, load, save
@@ -52,9 +51,7 @@ def check_model(path: Path) -> None:
     if not any(path.glob("*.safetensors")):
         raise ModelError(f"model.path={path} holds no *.safetensors; convert the checkpoint with save_pretrained")
     if described.get("quantization_config"):
-        raise ModelError(
-            f"model.path={path} is quantised, and noise needs full weights; use the unquantised checkpoint"
-        )
+        raise ModelError(f"model.path={path} is quantised; noise needs full weights: use the unquantised checkpoint")
 
 
 def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
