@@ -1,0 +1,421 @@
+"""The head's decisions: a pure state machine, `handle(event, now) -> [instruction]`.
+
+Consumes what workers say, what the arena and the collective plane finished, and ticks of the clock. Produces
+journal records (each applied to the ledger as it is appended), messages, and work for the arena.
+Invariants: the loop makes every record of a batch durable before it sends any message of that batch; an evaluation
+is counted at most once; update u+1 waits for digest u; no commit leaves v before everything planned at v is leased
+or done. No clock, no I/O: the same core runs in the simulator.
+"""
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from hpc_es.config.schema import Config
+from hpc_es.es.records import Commit, EvalId, Member, Result
+from hpc_es.es.staleness import Sync, Verdict
+from hpc_es.head.crew import Crew, Worker
+from hpc_es.head.instructions import Append, Broadcast, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
+from hpc_es.head.ledger import Entry, Ledger
+from hpc_es.head.planning import Tasks, make_commit, plan, replacement
+from hpc_es.noise.reference import TABLE_CRC32
+from hpc_es.store import records as journal
+from hpc_es.transport import messages
+from hpc_es.transport.messages import AnyMessage
+
+NOISE_TABLE = f"{TABLE_CRC32:08x}"
+MAX_REBUILDS = 3
+"""Digest mismatches of one worker before it is sent away."""
+NULLS_TO_WARN = 5
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message of a worker."""
+
+    message: AnyMessage
+
+
+@dataclass(frozen=True)
+class Updated:
+    """The head's arena is at `version`."""
+
+    version: int
+    digest: int
+    update_norm: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    version: int
+
+
+@dataclass(frozen=True)
+class GroupUp:
+    epoch: int
+
+
+@dataclass(frozen=True)
+class GroupFailed:
+    epoch: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    reason: str
+
+
+Event = Received | Updated | CheckpointSaved | GroupUp | GroupFailed | Tick | StopAsked
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where process groups of the collective plane meet; None as a whole: control plane only."""
+
+    host: str
+    port: int
+    backend: str
+
+
+class Core:
+    """One run's decisions. `now` is in seconds and never runs backwards."""
+
+    def __init__(self, config: Config, ledger: Ledger, tasks: Tasks, meeting: Meeting | None, config_digest: str):
+        self.config = config
+        self.ledger = ledger
+        self.tasks = tasks
+        self.meeting = meeting
+        self.config_digest = config_digest
+        self.schedule = Sync(config.es.population, config.run.num_updates)
+        self.crew = Crew()
+        self.stopping: str | None = None
+        self.notes: list[str] = []
+        self._out: list[Instruction] = []
+        self._now = 0.0
+        self._saving = False
+        self._exited = False
+
+    # --- the one entrance ------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> list[Instruction]:
+        """After the ledger has been restored and the arena stands at its version."""
+        self._now = now
+        self._advance()
+        return self._take()
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        self._now = now
+        if self._exited:
+            return []
+        match event:
+            case Received(message=message):
+                self._receive(message)
+            case Updated(version=version, digest=digest, update_norm=norm, seconds=seconds):
+                self._append(journal.Digested(now, version, digest, norm, seconds))
+                self._check_digests(version)
+            case CheckpointSaved(version=version):
+                self._saving = False
+                self._append(journal.Checkpointed(now, version))
+            case GroupUp(epoch=epoch):
+                self.crew.group_up(epoch)
+            case GroupFailed(epoch=epoch, detail=detail):
+                self._end_epoch(epoch, detail)
+            case Tick():
+                self._expire()
+            case StopAsked(reason=reason):
+                self.stopping = self.stopping or reason
+        self._advance()
+        return self._take()
+
+    def _take(self) -> list[Instruction]:
+        out, self._out = self._out, []
+        return out
+
+    def _append(self, record: journal.AnyRecord) -> None:
+        self.ledger.apply(record)
+        self._out.append(Append(record))
+
+    def _send(self, worker: str, message: AnyMessage) -> None:
+        self._out.append(Send(worker, message))
+
+    def note(self, level: str, what: str, detail: str = "") -> None:
+        """Leave an event for people to read later."""
+        self.notes = [*self.notes[-19:], f"{level}: {what}" + (f" ({detail})" if detail else "")]
+        self._append(journal.Noted(self._now, level, what, detail))
+
+    # --- messages --------------------------------------------------------------------------------------------
+
+    def _receive(self, message: AnyMessage) -> None:
+        match message:
+            case messages.Hello():
+                self._hello(message)
+            case messages.Report():
+                self._report(message)
+            case messages.Fetch(worker=worker, first=first, last=last):
+                commits = tuple(
+                    self.ledger.commits[v] for v in range(max(first, 1), min(last, self.ledger.version) + 1)
+                )
+                self._send(worker, messages.Records(commits))
+            case messages.HandBack(worker=worker, eval_id=eval_id, reason=reason):
+                self._drop_lease(worker, eval_id, reason)
+            case messages.EpochReady(worker=worker, epoch=epoch, ok=ok, detail=detail):
+                if not ok:
+                    self._end_epoch(epoch, f"{worker}: {detail}")
+            case messages.Goodbye(worker=worker, reason=reason):
+                self._lose(worker, reason)
+            case messages.StopRequest(reason=reason):
+                self.stopping = self.stopping or reason
+        sender = getattr(message, "worker", None)
+        known = sender is None or self.crew.seen(sender, self._now)
+        if not known and not isinstance(message, messages.Hello | messages.Goodbye):
+            self._send(sender, messages.Unknown())
+
+    def _hello(self, hello: messages.Hello) -> None:
+        reason = self._refusal(hello)
+        if reason is not None:
+            self.note("error", f"worker {hello.worker} refused", reason)
+            self._send(hello.worker, messages.Refused(reason))
+            return
+        for older in self.crew.in_seat(hello.seat):
+            if older.name != hello.worker:
+                self._send(older.name, messages.Leave(f"seat {hello.seat} was taken by {hello.worker}", False))
+                self._lose(older.name, f"replaced by {hello.worker}")
+        if hello.worker not in self.crew.workers:
+            self._append(journal.Joined(self._now, hello.worker, hello.seat, hello.host, hello.pid, hello.facts))
+        worker = self.crew.join(hello, self._now)
+        self._send(worker.name, messages.Welcome(self.ledger.version, self.config_digest))
+        if self.stopping is not None:
+            self._send(worker.name, messages.Leave(self.stopping, False))
+        if worker.lease is not None and worker.lease != hello.holding:
+            self._drop_lease(worker.name, worker.lease, "the worker does not hold it any more")
+        worker.lease = hello.holding
+        entry = self.ledger.entries.get(hello.holding) if hello.holding else None
+        if entry is not None and entry.state == "queued":
+            self._lease(entry, worker)
+
+    def _refusal(self, hello: messages.Hello) -> str | None:
+        """Why this worker would change bits, if it would."""
+        if hello.protocol != messages.PROTOCOL:
+            return f"it speaks protocol {hello.protocol}, the head {messages.PROTOCOL}: install the same hpc_es"
+        if hello.base_digest != self.ledger.digests[0]:
+            return (
+                f"its base model has digest {hello.base_digest:016x}, the run's {self.ledger.digests[0]:016x}: "
+                f"{self.config.model.path} is not the same checkpoint everywhere"
+            )
+        ours = {"config": self.config_digest, "noise table": NOISE_TABLE}
+        for key, value in ours.items():
+            if hello.facts.get(key, value) != value:
+                return f"its {key} is {hello.facts[key]}, the head's {value}: both must read the same run folder"
+        return None
+
+    def _report(self, report: messages.Report) -> None:
+        result, now = report.result, self._now
+        entry = self.ledger.entries.get(result.eval_id)
+        worker = self.crew.workers.get(report.worker)
+        if worker is not None and worker.lease == result.eval_id:
+            worker.lease = None
+        self._send(report.worker, messages.Ack(result.eval_id))
+        if entry is None or entry.state not in ("queued", "leased"):
+            return  # a duplicate, or void: acknowledged so that it is not sent again, never counted
+        if result.error is None and not (math.isfinite(result.fitness) and result.episodes):
+            result = _failed(result, f"fitness {result.fitness} is not a finite number")
+        started, finished = now - report.started_age, now - report.finished_age
+        self._append(journal.Reported(now, report.worker, result, started, finished, max(entry.attempts, 1)))
+        self.crew.count_result(report.worker, entry.assignment, result)
+        if result.error is not None:
+            self._replace(entry, result.error)
+            if self.ledger.failures_in_a_row >= self.config.run.max_failures_in_a_row:
+                self._fail(result.error)
+        elif result.eval_id.version in self.ledger.digests:
+            self._check_digests(result.eval_id.version)
+
+    def _check_digests(self, version: int) -> None:
+        """Void what was measured around other bits than theta_version, and quarantine who measured it."""
+        right = self.ledger.digests[version]
+        for entry in self.ledger.reported_at(version):
+            assert entry.result is not None
+            if entry.result.digest == right:
+                continue
+            wrong, name = entry.result.digest, entry.worker or ""
+            self._replace(entry, f"measured around digest {wrong:016x}, theta_{version} has {right:016x}")
+            worker = self.crew.workers.get(name)
+            if worker is None or worker.state == "rebuilding":
+                continue
+            worker.rebuilds += 1
+            self.note("error", f"worker {name} is quarantined", f"digest {wrong:016x} at version {version}")
+            if worker.rebuilds > MAX_REBUILDS:
+                self._send(name, messages.Leave("its parameters differed again and again: suspect its memory", False))
+                self._lose(name, "digests differed again and again")
+            else:
+                worker.state = "rebuilding"
+                self._send(name, messages.Rebuild(version))
+
+    def _replace(self, entry: Entry, reason: str) -> None:
+        """Void an evaluation and plan its replacement."""
+        eval_id = entry.assignment.eval_id
+        self._append(journal.Voided(self._now, eval_id, reason))
+        self.note("warning", f"evaluation {eval_id} is void", reason)
+        self._append(journal.Planned(self._now, eval_id.version, (replacement(self.config, entry.assignment),)))
+
+    # --- leases ----------------------------------------------------------------------------------------------
+
+    def _lease(self, entry: Entry, worker: Worker) -> None:
+        eval_id = entry.assignment.eval_id
+        self._append(journal.Leased(self._now, eval_id, worker.name, entry.attempts + 1))
+        worker.lease = eval_id
+
+    def _drop_lease(self, worker: str, eval_id: EvalId, reason: str) -> None:
+        member = self.crew.workers.get(worker)
+        if member is not None and member.lease == eval_id:
+            member.lease = None
+        entry = self.ledger.entries.get(eval_id)
+        if entry is not None and entry.state == "leased" and entry.worker == worker:
+            self._append(journal.Unleased(self._now, eval_id, worker, reason))
+
+    def _lose(self, name: str, reason: str) -> None:
+        worker = self.crew.leave(name)
+        if worker is None:
+            return
+        if worker.lease is not None:
+            self._drop_lease(name, worker.lease, reason)
+        self._append(journal.Left(self._now, name, reason))
+
+    def _expire(self) -> None:
+        transport = self.config.transport
+        for worker in self.crew.silent_since(self._now - transport.heartbeat_timeout):
+            self._lose(worker.name, f"silent for more than {transport.heartbeat_timeout:g} s")
+        for worker in list(self.crew.workers.values()):
+            entry = self.ledger.entries.get(worker.lease) if worker.lease else None
+            if entry is None or entry.worker != worker.name or entry.state != "leased":
+                continue
+            if self._now - entry.leased_at > transport.lease_timeout:
+                reason = f"lease of {entry.assignment.eval_id} ran past {transport.lease_timeout:g} s"
+                self._send(worker.name, messages.Leave(reason, False))
+                self._lose(worker.name, reason)
+
+    # --- going on --------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Do whatever has become possible: commit, plan, hand out work, finish."""
+        if self._exited:
+            return
+        self._checkpoint()  # before the next commit moves the arena on
+        if self.stopping is None:
+            if self._commit_is_due():
+                self._commit()
+            if self.ledger.planned < self.ledger.version:
+                self._plan()
+            for worker in self.crew.idle():
+                entry = self.ledger.next_queued()
+                if entry is None:
+                    break
+                self._lease(entry, worker)
+                self._send(worker.name, messages.Work(entry.assignment))
+        self._exit_if_done()
+
+    def _commit_is_due(self) -> bool:
+        ledger = self.ledger
+        if ledger.version >= self.config.run.num_updates or ledger.version not in ledger.digests:
+            return False
+        if ledger.planned < ledger.version or ledger.num_queued:
+            return False
+        return len(self._cohort()) == self.config.es.population
+
+    def _cohort(self) -> list[Entry]:
+        update = self.ledger.version + 1
+        waiting = self.ledger.reported_for(update)
+        return [e for e in waiting if self.schedule.judge(e.assignment, update=update) is Verdict.accept]
+
+    def _commit(self) -> None:
+        update = self.ledger.version + 1
+        commit = make_commit(self.config, update, [_measured(entry) for entry in self._cohort()])
+        self._append(journal.Committed(self._now, commit))
+        self._out.append(Update(commit))
+        if commit.null:
+            self.note("info", f"update {update} is null", "the fitness of the cohort has no spread")
+            if self.ledger.nulls_in_a_row % NULLS_TO_WARN == 0:
+                self.note("warning", f"{self.ledger.nulls_in_a_row} null updates in a row", "raise es.sigma or T")
+        self._announce(commit)
+
+    def _announce(self, commit: Commit) -> None:
+        data = messages.encode_commit(commit)
+        sha256 = hashlib.sha256(data).digest()
+        epoch = self.crew.usable_epoch()
+        for name in self.crew.workers:
+            by_broadcast = epoch is not None and name in epoch.workers
+            number, record = (epoch.number, None) if epoch and by_broadcast else (0, data)
+            self._send(name, messages.Announce(commit.version, number, len(data), sha256, record))
+        if epoch is not None:
+            self._out.append(Broadcast(epoch.number, data))
+        if self.meeting is not None and commit.version < self.config.run.num_updates:
+            self._open_epoch(self.meeting)
+
+    def _open_epoch(self, meeting: Meeting) -> None:
+        """A new process group when the membership has changed; at most one per commit."""
+        epoch = self.crew.new_epoch(meeting.backend)
+        if epoch is None:
+            return
+        self._out.append(OpenGroup(epoch.number, epoch.workers, meeting.backend))
+        for rank, name in enumerate(epoch.workers, start=1):
+            opening = messages.OpenEpoch(
+                epoch.number, rank, len(epoch.workers) + 1, meeting.backend, meeting.host, meeting.port
+            )
+            self._send(name, opening)
+
+    def _end_epoch(self, epoch: int, detail: str) -> None:
+        if self.crew.end_epoch(epoch):
+            self.note("warning", f"epoch {epoch} of the collective plane ended", detail)
+
+    def _plan(self) -> None:
+        version = self.ledger.version
+        self._append(journal.Planned(self._now, version, plan(self.config, self.schedule, self.tasks, version)))
+
+    # --- checkpoints and the end -----------------------------------------------------------------------------
+
+    def _checkpoint(self) -> None:
+        ledger = self.ledger
+        last = ledger.version >= self.config.run.num_updates or self.stopping is not None
+        due = last or ledger.version % self.config.checkpoint.every == 0
+        if due and not self._saving and ledger.checkpoint < ledger.version and ledger.version in ledger.digests:
+            self._saving = True
+            self._out.append(SaveCheckpoint(ledger.version))
+
+    def _exit_if_done(self) -> None:
+        ledger = self.ledger
+        all_planned = ledger.version >= self.config.run.num_updates and ledger.planned >= ledger.version
+        done = all_planned and not ledger.evals_open()
+        saved = not self._saving and ledger.checkpoint >= ledger.version and ledger.version in ledger.digests
+        if saved and (done or self.stopping is not None):
+            self._exit(self.stopping or "all updates and evaluations are done", finished=done)
+
+    def _exit(self, reason: str, *, finished: bool, failed: bool = False) -> None:
+        self._exited = True
+        self._append(journal.Stopped(self._now, reason, finished))
+        for name in self.crew.workers:
+            self._send(name, messages.Leave(reason, finished))
+        self._out.append(Exit(reason, finished, failed))
+
+    def _fail(self, error: str) -> None:
+        count = self.ledger.failures_in_a_row
+        reason = f"{count} evaluations failed one after the other, so the run stops; the last error: {error}"
+        self.note("error", reason)
+        self._exit(reason, finished=False, failed=True)
+
+
+def _failed(result: Result, error: str) -> Result:
+    return msgspec.structs.replace(result, error=error)
+
+
+def _measured(entry: Entry) -> tuple[Member, Result]:
+    assert entry.assignment.member is not None
+    assert entry.result is not None
+    return entry.assignment.member, entry.result

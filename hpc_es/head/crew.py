@@ -1,0 +1,114 @@
+"""The workers that are connected right now, and the epoch of the collective plane that they form.
+
+Volatile on purpose: a head that restarts meets its workers anew, through their Hello.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hpc_es.es.records import Assignment, EvalId, Result
+from hpc_es.transport.messages import Hello
+
+
+@dataclass
+class Worker:
+    """One incarnation. `lease` is what it works on, whether or not that still counts."""
+
+    name: str
+    seat: str
+    host: str
+    collective: str
+    joined_at: float
+    seen_at: float
+    state: Literal["ready", "rebuilding"] = "ready"
+    lease: EvalId | None = None
+    rebuilds: int = 0
+    num_results: int = 0
+    seconds_busy: float = 0.0
+    seconds_useful: float = 0.0
+
+
+@dataclass
+class Epoch:
+    """A process group: the head is rank 0, `workers` follow in order."""
+
+    number: int
+    workers: tuple[str, ...]
+    up: bool = False
+
+
+@dataclass
+class Crew:
+    workers: dict[str, Worker] = field(default_factory=dict)
+    epoch: Epoch | None = None
+    num_epochs: int = 0
+    num_tokens: int = 0
+
+    def join(self, hello: Hello, now: float) -> Worker:
+        """A new incarnation, or one that introduces itself again."""
+        worker = self.workers.get(hello.worker)
+        if worker is None:
+            worker = Worker(hello.worker, hello.seat, hello.host, hello.collective, joined_at=now, seen_at=now)
+            self.workers[hello.worker] = worker
+        worker.state, worker.seen_at = "ready", now
+        return worker
+
+    def leave(self, name: str) -> Worker | None:
+        return self.workers.pop(name, None)
+
+    def seen(self, name: str, now: float) -> bool:
+        """Note a sign of life; False from someone unknown."""
+        if name in self.workers:
+            self.workers[name].seen_at = now
+        return name in self.workers
+
+    def in_seat(self, seat: str) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.seat == seat]
+
+    def idle(self) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.state == "ready" and worker.lease is None]
+
+    def silent_since(self, time: float) -> list[Worker]:
+        return [worker for worker in self.workers.values() if worker.seen_at < time]
+
+    def count_result(self, name: str, assignment: Assignment, result: Result) -> None:
+        self.num_tokens += sum(episode.tokens_in + episode.tokens_out for episode in result.episodes)
+        worker = self.workers.get(name)
+        if worker is None:
+            return
+        seconds = result.seconds_update + result.seconds_perturb + result.seconds_rollout
+        worker.num_results += 1
+        worker.seconds_busy += seconds
+        worker.seconds_useful += seconds if result.error is None else 0.0
+
+    # --- the collective plane --------------------------------------------------------------------------------
+
+    def usable_epoch(self) -> Epoch | None:
+        """The epoch if its group is up and all its members are still connected; else it is over."""
+        epoch = self.epoch
+        if epoch is None or not epoch.up:
+            return None
+        if not all(name in self.workers for name in epoch.workers):
+            self.epoch = None
+            return None
+        return epoch
+
+    def new_epoch(self, backend: str) -> Epoch | None:
+        """An epoch of everyone who can join; None when the present one has them already, or nobody can."""
+        members = tuple(sorted(worker.name for worker in self.workers.values() if worker.collective == backend))
+        if not members or (self.epoch is not None and self.epoch.workers == members):
+            return None
+        self.num_epochs += 1
+        self.epoch = Epoch(self.num_epochs, members)
+        return self.epoch
+
+    def group_up(self, number: int) -> None:
+        if self.epoch is not None and self.epoch.number == number:
+            self.epoch.up = True
+
+    def end_epoch(self, number: int) -> bool:
+        """True when that was the present epoch."""
+        if self.epoch is None or self.epoch.number != number:
+            return False
+        self.epoch = None
+        return True

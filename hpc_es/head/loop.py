@@ -1,0 +1,289 @@
+"""The head as a process: performs what the core decides.
+
+Consumes control messages, finished arena work, failed broadcasts and signals; produces journal records, messages
+and broadcasts. It waits only for messages (until the next tick). Order within a batch: every record is appended,
+one fsync makes them durable, then messages go out; so no one is told what a crash could undo.
+"""
+
+import logging
+import platform
+import queue
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hpc_es import __version__, envs
+from hpc_es.config.load import config_digest, load
+from hpc_es.config.schema import Config
+from hpc_es.errors import ConfigError, StoreError, VerifyError
+from hpc_es.es.records import Commit
+from hpc_es.head.core import (
+    CheckpointSaved,
+    Core,
+    Event,
+    GroupFailed,
+    GroupUp,
+    Meeting,
+    Received,
+    StopAsked,
+    Tick,
+    Updated,
+)
+from hpc_es.head.instructions import Append, Broadcast, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
+from hpc_es.head.ledger import Ledger
+from hpc_es.head.planning import Tasks
+from hpc_es.head.status import Anchor, status
+from hpc_es.params import checkpoint
+from hpc_es.params.arena import Arena
+from hpc_es.paths import RunPaths
+from hpc_es.store import records as journal
+from hpc_es.store.hdf5 import Hdf5Writer
+from hpc_es.store.journal import JournalWriter, read_journal
+from hpc_es.transport.collective import EpochFailed, EpochUp, HeadCollective, choose_backend
+from hpc_es.transport.control import HeadServer, resolve_host
+from hpc_es.transport.messages import Leave, StatusRequest
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.5
+
+
+class Clock:
+    """Seconds since the epoch that never jump: the wall clock once, the monotonic clock from then on."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def __call__(self) -> float:
+        return self._offset + time.monotonic()
+
+
+def run_head(run_dir: Path) -> int:
+    """Be the head of a run until it ends. Exit code 0: all is done, 3: it was stopped, 1: it gave up.
+
+    Errors: ConfigError, ModelError, StoreError (Superseded when a newer head has taken over), RunFailed.
+    """
+    paths = RunPaths(run_dir)
+    config = load(paths.config).config
+    with Head(paths, config) as head:
+        outcome = head.run()
+    log.info("head ends: %s", outcome.reason)
+    if outcome.failed:
+        return 1
+    return 0 if outcome.finished else 3
+
+
+class Head:
+    def __init__(self, paths: RunPaths, config: Config) -> None:
+        self.paths, self.config = paths, config
+        self.clock = Clock()
+        self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
+        self._arena_pool = ThreadPoolExecutor(1, "arena")
+        self._hdf5_pool = ThreadPoolExecutor(1, "hdf5")
+        self._hdf5_job: Future[None] | None = None
+        self._unwritten: list[journal.AnyRecord] = []
+        self._outcome: Exit | None = None
+
+        tasks = count_tasks(config)
+        self.arena = Arena.from_pretrained(config.model.path, config.model.include, config.model.exclude)
+        self.journal = JournalWriter.create(paths, self._started)
+        ledger = Ledger()
+        for record in read_journal(paths.root):
+            if isinstance(record, journal.Started):
+                self._refuse_other_base(record)
+            ledger.apply(record)
+        restored = restore(self.arena, paths, ledger)
+        self.hdf5 = Hdf5Writer(paths, locking=config.store.hdf5_locking)
+
+        local = config.transport.host is None and config.transport.interface is None
+        host = resolve_host(config.transport, local=local)
+        self.server = HeadServer(paths, self.journal.generation, config.run.name, host)
+        backend = choose_backend(config.transport.backend)
+        self.collective = None
+        meeting = None
+        if backend != "none":
+            self.collective = HeadCollective(host, config.transport.collective_timeout, self._collective_event)
+            meeting = Meeting(host, self.collective.port, backend)
+        self.core = Core(config, ledger, tasks, meeting, config_digest(config))
+        self.anchor = Anchor(config.run.name, self.journal.generation, self.clock(), ledger.version)
+        if restored is not None:
+            self._post(restored)
+
+    def __enter__(self) -> "Head":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None:
+            for worker in self.core.crew.workers:
+                self.server.send(worker.encode(), Leave(f"the head failed: {error}", False))
+        self.server.close()
+        if self.collective is not None:
+            self.collective.close()
+        self._arena_pool.shutdown()
+        self._record_hdf5(final=True)
+        self._hdf5_pool.shutdown()
+        self.journal.close()
+
+    def _started(self, generation: int, predecessor_bytes: int) -> journal.Started:
+        return journal.Started(
+            time=self.clock(),
+            schema_version=journal.SCHEMA_VERSION,
+            run_id=self.config.run.name,
+            generation=generation,
+            predecessor_bytes=predecessor_bytes,
+            config_json=self.config.model_dump_json(),
+            base_digest=self.arena.base_digest,
+            versions={"hpc_es": __version__, "python": platform.python_version()},
+            host=socket.gethostname(),
+        )
+
+    def _refuse_other_base(self, started: journal.Started) -> None:
+        if started.base_digest != self.arena.base_digest:
+            raise ConfigError(
+                f"model.path={self.config.model.path} has digest {self.arena.base_digest:016x}, but this run "
+                f"began from {started.base_digest:016x}: bring that checkpoint back, or start a run with another run.name"
+            )
+
+    # --- the loop ---------------------------------------------------------------------------------------------
+
+    def run(self) -> Exit:
+        """Until the core says Exit. Errors: StoreError, RunFailed, whatever broke in the arena's thread."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: self._post(StopAsked(signal.Signals(number).name)))
+        self._perform(self.core.start(self.clock()))
+        next_tick = self.clock() + TICK_S
+        while self._outcome is None:
+            instructions: list[Instruction] = []
+            for peer, envelope in self.server.receive(max(next_tick - self.clock(), 0.0)):
+                if isinstance(envelope.message, StatusRequest):
+                    self.server.send(peer, status(self.core, self.anchor, self.clock()))
+                else:
+                    instructions += self.core.handle(Received(envelope.message), self.clock())
+            for event in self._drain():
+                instructions += self.core.handle(event, self.clock())
+            if self.clock() >= next_tick:
+                instructions += self.core.handle(Tick(), self.clock())
+                next_tick = self.clock() + TICK_S
+                self._record_hdf5()
+            self._perform(instructions)
+        return self._outcome
+
+    def _perform(self, instructions: Sequence[Instruction]) -> None:
+        records = [instruction.record for instruction in instructions if isinstance(instruction, Append)]
+        for record in records:
+            self.journal.append(record)
+        if records:
+            self.journal.sync()
+            self._unwritten += records
+        for instruction in instructions:
+            match instruction:
+                case Send(worker=worker, message=message):
+                    self.server.send(worker.encode(), message)
+                case Broadcast(epoch=epoch, data=data) if self.collective is not None:
+                    self.collective.broadcast(epoch, data)
+                case OpenGroup(epoch=epoch, workers=workers, backend=backend) if self.collective is not None:
+                    self.collective.open(epoch, list(workers), backend)
+                case Update(commit=commit):
+                    self._in_arena(self._update, commit)
+                case SaveCheckpoint(version=version):
+                    self._in_arena(self._save_checkpoint, version)
+                case Exit():
+                    self._outcome = instruction
+
+    # --- work beside the loop -----------------------------------------------------------------------------------
+
+    def _update(self, commit: Commit) -> Event:
+        report = self.arena.apply([commit])
+        return Updated(commit.version, report.digest, report.update_norm, report.seconds)
+
+    def _save_checkpoint(self, version: int) -> Event:
+        checkpoint.write(self.paths, self.arena)
+        checkpoint.prune(self.paths, self.config.checkpoint.keep)
+        return CheckpointSaved(version)
+
+    def _in_arena(self, job: Any, argument: Any) -> None:
+        def done(future: Future[Event]) -> None:
+            self._post(future.exception() or future.result())
+
+        self._arena_pool.submit(job, argument).add_done_callback(done)
+
+    def _collective_event(self, event: EpochUp | EpochFailed) -> None:
+        self._post(GroupUp(event.epoch) if isinstance(event, EpochUp) else GroupFailed(event.epoch, event.detail))
+
+    def _post(self, event: Event | BaseException) -> None:
+        """From any thread, or a signal handler."""
+        self._events.put(event)
+        self.server.wake()
+
+    def _drain(self) -> list[Event]:
+        events: list[Event] = []
+        while not self._events.empty():
+            event = self._events.get()
+            if isinstance(event, BaseException):
+                raise event
+            events.append(event)
+        return events
+
+    def _record_hdf5(self, final: bool = False) -> None:
+        """Bring run.h5 up to date in its own thread; it is derived, so a failure is an event and is tried again."""
+        if not final and self._hdf5_job is not None and not self._hdf5_job.done():
+            return
+        records, self._unwritten = self._unwritten, []
+        self._hdf5_job = self._hdf5_pool.submit(self._write_hdf5, records)
+
+    def _write_hdf5(self, records: list[journal.AnyRecord]) -> None:
+        try:
+            self.hdf5.add(records)
+            self.hdf5.flush()
+        except StoreError as error:
+            log.warning("run.h5 was not written, and will be tried again: %s", error)
+
+
+def count_tasks(config: Config) -> Tasks:
+    """Tasks of the training and the evaluation environment. Errors: ConfigError when a batch asks for more."""
+    train = envs.make(config.task.env, **{**config.task.options, **config.task.train})
+    num_train = train.num_tasks
+    train.close()
+    if config.es.tasks_per_member > num_train:
+        raise ConfigError(
+            f"es.tasks_per_member={config.es.tasks_per_member} is more than the {num_train} tasks that "
+            f"{config.task.env} has for training: lower it, or give the environment more tasks"
+        )
+    if config.eval.num_tasks == 0:
+        return Tasks(num_train, 0)
+    held_out = envs.make(config.task.env, **{**config.task.options, **config.eval.options})
+    num_eval = held_out.num_tasks
+    held_out.close()
+    if config.eval.num_tasks > num_eval:
+        raise ConfigError(
+            f"eval.num_tasks={config.eval.num_tasks} is more than the {num_eval} tasks that {config.task.env} "
+            f"has for evaluation: lower it, or give the environment more tasks"
+        )
+    return Tasks(num_train, config.eval.num_tasks)
+
+
+def restore(arena: Arena, paths: RunPaths, ledger: Ledger) -> Updated | None:
+    """Bring the arena to the ledger's version; the event to post when its digest was never recorded.
+
+    Errors: VerifyError when the rebuilt parameters are not the bits that the journal has.
+    """
+    version = ledger.version
+    newest = checkpoint.newest(paths, at_most=version)
+    arena.reload(newest)
+    commits = [ledger.commits[v] for v in range(arena.version + 1, version + 1)]
+    report = arena.apply(commits) if commits else None
+    digest = report.digest if report else arena.digest()
+    if version in ledger.digests:
+        if digest != ledger.digests[version]:
+            raise VerifyError(
+                f"theta_{version} was rebuilt from {newest or 'the base model'} with digest {digest:016x}, "
+                f"the journal has {ledger.digests[version]:016x}: remove that checkpoint if it is damaged; "
+                f"`hpc-es verify {paths.root}` shows where the bits part"
+            )
+        return None
+    return Updated(version, digest, report.update_norm if report else 0.0, report.seconds if report else 0.0)

@@ -1,0 +1,80 @@
+"""What a run dispatches and what an update is, as pure functions of its configuration and recorded results.
+
+The core asks here while the run lives; `verify` asks again afterwards and must get the same answers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_es.config.schema import Config
+from hpc_es.config.schema import Schedule as ScheduleConfig
+from hpc_es.es import population, schedules, shaping
+from hpc_es.es.records import Assignment, Commit, EvalId, Kind, Member, Result, UpdateMember
+from hpc_es.es.staleness import Schedule
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """How many tasks the environments have."""
+
+    train: int
+    eval: int
+
+
+def plan(config: Config, schedule: Schedule, tasks: Tasks, version: int) -> tuple[Assignment, ...]:
+    """Every evaluation to dispatch at `version`: members in slot order, then batches of the centre."""
+    assignments = []
+    dispatches = schedule.plan(version)
+    if dispatches:
+        batch = population.task_batch(config.run.seed, version, config.es.tasks_per_member, tasks.train)
+        for dispatch in dispatches:
+            assignments.append(assign(config, EvalId(version, dispatch.slot), dispatch.update, "train", batch))
+    if eval_is_due(config, version):
+        size = config.eval.batch or config.es.tasks_per_member
+        for k, first in enumerate(range(0, tasks.eval, size)):
+            batch = tuple(range(first, min(first + size, tasks.eval)))
+            assignments.append(assign(config, EvalId(version, -1 - k), 0, "eval", batch))
+    return tuple(assignments)
+
+
+def assign(config: Config, eval_id: EvalId, update: int, kind: Kind, tasks: tuple[int, ...]) -> Assignment:
+    run_seed = config.run.seed
+    if kind == "eval":
+        return Assignment(eval_id, update, kind, None, tasks, population.eval_sampling_seed(run_seed))
+    member = member_of(config, eval_id, update)
+    return Assignment(eval_id, update, kind, member, tasks, population.sampling_seed(run_seed, eval_id.version))
+
+
+def replacement(config: Config, void: Assignment) -> Assignment:
+    """The evaluation that takes the place of a void one: a new seed for a member, the same tasks."""
+    old = void.eval_id
+    return assign(config, EvalId(old.version, old.slot, old.replacement + 1), void.update, void.kind, void.tasks)
+
+
+def eval_is_due(config: Config, version: int) -> bool:
+    """theta_0, the final theta, and every so many versions between."""
+    every = config.eval.every
+    return version in (0, config.run.num_updates) or (every > 0 and version % every == 0)
+
+
+def member_of(config: Config, eval_id: EvalId, update: int) -> Member:
+    """The member that the run's configuration puts into this slot."""
+    sigma = scheduled(config.es.sigma, update, config.run.num_updates)
+    return population.member(config.run.seed, eval_id, sigma=sigma, mirrored=config.es.mirrored)
+
+
+def make_commit(config: Config, update: int, cohort: Sequence[tuple[Member, Result]]) -> Commit:
+    """The update that a full cohort makes. `cohort` is sorted by (dispatch version, slot)."""
+    utilities = shaping.utilities(config.es.shaping, [result.fitness for _, result in cohort])
+    alpha = scheduled(config.es.alpha, update, config.run.num_updates)
+    coefficients = shaping.coefficients(alpha, utilities, [member.sign for member, _ in cohort])
+    members = tuple(
+        UpdateMember(r.eval_id, m.seed, m.sign, m.sigma, m.subspace, r.fitness, utility, coefficient)
+        for (m, r), utility, coefficient in zip(cohort, utilities, coefficients, strict=True)
+    )
+    return Commit(version=update, alpha=alpha, members=members, null=not any(coefficients))
+
+
+def scheduled(schedule: ScheduleConfig, update: int, num_updates: int) -> float:
+    """A schedule's value for an update of a run."""
+    return schedules.value(schedule.kind, schedule.start, schedule.end, update=update, num_updates=num_updates)

@@ -1,0 +1,285 @@
+"""A worker as a process: one engine, one assignment at a time, many episodes at once.
+
+Consumes assignments, commit records (by broadcast, announcement or request) and orders of the head; produces
+results, each resent until it is acknowledged. It waits for the head's next message; an evaluation runs beside that, so
+announcements and orders are heard at any time. Invariant: theta moves only between evaluations, and only when an
+assignment needs another version.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_es import __version__, envs
+from hpc_es.config.load import config_digest, load
+from hpc_es.config.schema import Config
+from hpc_es.engine import start_engine
+from hpc_es.engine.base import Engine
+from hpc_es.envs.base import Env
+from hpc_es.errors import ConfigError, EnvError, TransportError
+from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
+from hpc_es.noise.reference import TABLE_CRC32
+from hpc_es.params import checkpoint
+from hpc_es.paths import RunPaths
+from hpc_es.transport import messages
+from hpc_es.transport.collective import WorkerCollective, choose_backend, sha256
+from hpc_es.transport.control import HeadClient
+from hpc_es.worker.rollout import Player
+
+log = logging.getLogger(__name__)
+
+FETCH_RETRY_S = 5.0
+CHECKPOINT_WORTH = 2
+"""Commits that a checkpoint must save before it is loaded: reading one costs about as much as replaying two members."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Why the worker stops, and whether the run is done."""
+
+    reason: str
+    finished: bool
+
+
+def run_worker(run_dir: Path, seat: str) -> int:
+    """Be a worker of a run until it ends. Exit code 0: the run is done, 3: sent home or stopped before that.
+
+    Errors: ConfigError when the head refuses this worker, TransportError when there is no head for too long,
+    ModelError, EngineError.
+    """
+    paths = RunPaths(run_dir)
+    config = load(paths.config).config
+    ended = asyncio.run(_work(paths, config, seat))
+    log.info("worker ends: %s", ended.reason)
+    return 0 if ended.finished else 3
+
+
+async def _work(paths: RunPaths, config: Config, seat: str) -> Ended:
+    threads = config.engine.threads or max(1, len(os.sched_getaffinity(0)) // config.launch.workers)
+    engine = await start_engine(config.model, config.engine, threads=threads)
+    try:
+        worker = Worker(paths, config, seat, engine)
+        return await worker.run()
+    finally:
+        await engine.close()
+
+
+class Worker:
+    def __init__(self, paths: RunPaths, config: Config, seat: str, engine: Engine) -> None:
+        self.paths, self.config, self.seat, self.engine = paths, config, seat, engine
+        self.name = f"{seat}.{uuid.uuid4().hex[:8]}"
+        self.player = Player(config, engine, self._make_env)
+        self._commits: dict[int, Commit] = {}
+        """Commits that the arena has not applied yet."""
+        self._commits_came = asyncio.Event()
+        self._evaluation: asyncio.Task[None] | None = None
+        self._holding: EvalId | None = None
+        self._side_jobs: set[asyncio.Task[None]] = set()
+        self._probed = 0
+        self._inbox: asyncio.Queue[messages.AnyMessage | BaseException] = asyncio.Queue()
+        self._collective: WorkerCollective | None = None
+        backend = choose_backend(config.transport.backend)
+        if backend != "none":
+            self._collective = WorkerCollective(config.transport.collective_timeout)
+        self._backend = backend
+
+    def _make_env(self, kind: str) -> Env:
+        extra = self.config.task.train if kind == "train" else self.config.eval.options
+        return envs.make(self.config.task.env, **{**self.config.task.options, **extra})
+
+    async def run(self) -> Ended:
+        """Until the head says Leave, or a signal comes. Errors: as in run_worker."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._inbox.put_nowait, messages.Leave(number.name, False))
+
+        def deliver(item: messages.AnyMessage | BaseException) -> None:
+            loop.call_soon_threadsafe(self._inbox.put_nowait, item)
+
+        self.client = HeadClient(
+            self.paths,
+            self.name,
+            transport=self.config.transport,
+            on_message=deliver,
+            on_head=lambda generation: deliver(messages.Unknown()),
+            on_error=deliver,
+        )
+        try:
+            while True:
+                item = await self._inbox.get()
+                if isinstance(item, BaseException):
+                    raise item
+                ended = await self._handle(item)
+                if ended is not None:
+                    return ended
+        finally:
+            await self._abandon("the worker ends")
+            self.client.send(messages.Goodbye(self.name, "the worker ends"))
+            self.client.close()
+            if self._collective is not None:
+                self._collective.close()
+
+    async def _handle(self, message: messages.AnyMessage) -> Ended | None:
+        match message:
+            case messages.Unknown():
+                self.client.send(self._hello())
+            case messages.Refused(reason=reason):
+                raise ConfigError(f"the head refuses this worker: {reason}")
+            case messages.Work(assignment=assignment):
+                self._begin(assignment)
+            case messages.Announce():
+                self._announced(message)
+            case messages.Records(commits=commits):
+                self._keep(commits)
+            case messages.OpenEpoch():
+                self._beside(self._join(message))
+            case messages.Rebuild(version=version):
+                log.error("the head found other bits at version %d: rebuilding the arena", version)
+                await self._abandon("the arena is being rebuilt")
+                await self.engine.load(None)
+                self.client.send(self._hello())
+            case messages.Leave(reason=reason, finished=finished):
+                return Ended(reason, finished)
+        return None
+
+    def _hello(self) -> messages.Hello:
+        facts = {
+            **self.engine.info.facts,
+            "hpc_es": __version__,
+            "config": config_digest(self.config),
+            "noise table": f"{TABLE_CRC32:08x}",
+        }
+        return messages.Hello(
+            worker=self.name,
+            seat=self.seat,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            base_digest=self.engine.info.base_digest,
+            facts=facts,
+            holding=self._holding,
+            collective=self._backend,
+        )
+
+    # --- commits --------------------------------------------------------------------------------------------
+
+    def _keep(self, commits: tuple[Commit, ...]) -> None:
+        self._commits.update((commit.version, commit) for commit in commits if commit.version > self.engine.version)
+        self._commits_came.set()
+
+    def _announced(self, announce: messages.Announce) -> None:
+        if announce.record is not None:
+            self._keep((messages.decode_commit(announce.record),))
+        elif self._collective is not None:
+            self._beside(self._receive(self._collective, announce))
+
+    async def _receive(self, collective: WorkerCollective, announce: messages.Announce) -> None:
+        try:
+            data = await asyncio.to_thread(collective.receive, announce.epoch, announce.length)
+        except TransportError as error:
+            log.warning("version %d did not come by broadcast: %s", announce.version, error)
+        else:
+            if sha256(data) == announce.sha256:
+                self._keep((messages.decode_commit(data),))
+                return
+            log.warning("version %d came damaged by broadcast", announce.version)
+        self.client.send(messages.Fetch(self.name, announce.version, announce.version))
+
+    async def _join(self, opening: messages.OpenEpoch) -> None:
+        assert self._collective is not None
+        try:
+            await asyncio.to_thread(self._collective.join, opening)
+        except TransportError as error:
+            self.client.send(messages.EpochReady(self.name, opening.epoch, ok=False, detail=str(error)))
+        else:
+            self.client.send(messages.EpochReady(self.name, opening.epoch, ok=True))
+
+    async def _go_to(self, version: int) -> None:
+        """Bring the arena to `version`: from the newest checkpoint where that saves work, then by commits."""
+        newest = checkpoint.newest(self.paths, at_most=version)
+        at = checkpoint.version_of(newest) if newest is not None else 0
+        if self.engine.version > version or at - self.engine.version >= CHECKPOINT_WORTH:
+            await self.engine.load(newest)
+        wanted = range(self.engine.version + 1, version + 1)
+        while any(v not in self._commits for v in wanted):
+            self._commits_came.clear()
+            self.client.send(messages.Fetch(self.name, wanted.start, version))
+            try:
+                await asyncio.wait_for(self._commits_came.wait(), FETCH_RETRY_S)
+            except TimeoutError:
+                log.warning("still waiting for the commits up to version %d", version)
+        if wanted:
+            await self.engine.update([self._commits[v] for v in wanted])
+        self._commits = {v: commit for v, commit in self._commits.items() if v > version}
+
+    # --- evaluations ----------------------------------------------------------------------------------------
+
+    def _begin(self, assignment: Assignment) -> None:
+        if self._evaluation is not None and not self._evaluation.done():
+            self.client.send(messages.HandBack(self.name, assignment.eval_id, "another evaluation is running"))
+            return
+        self._holding = assignment.eval_id
+        self._evaluation = asyncio.create_task(self._evaluate(assignment))
+        self._evaluation.add_done_callback(self._surface)
+
+    async def _evaluate(self, assignment: Assignment) -> None:
+        """Measure one member and report. An engine that fails ends the worker, not the evaluation."""
+        started = time.monotonic()
+        await self._go_to(assignment.version)
+        updated = time.monotonic()
+        await self.engine.perturb(assignment.member)
+        await self._probe_if_due()
+        perturbed = time.monotonic()
+        episodes: tuple[Episode, ...] = ()
+        error = None
+        try:
+            episodes = await self.player.play(assignment)
+        except EnvError as fault:
+            error = str(fault)
+        finished = time.monotonic()
+        result = Result(
+            eval_id=assignment.eval_id,
+            fitness=sum(episode.reward for episode in episodes) / len(episodes) if episodes else float("nan"),
+            episodes=episodes,
+            digest=self.engine.digest,
+            seconds_update=updated - started,
+            seconds_perturb=perturbed - updated,
+            seconds_rollout=finished - perturbed,
+            error=error,
+        )
+        self._holding = None
+        self.client.report(result, started=started, finished=finished)
+
+    async def _probe_if_due(self) -> None:
+        every = self.config.engine.probe_every
+        if every and self.engine.version >= self._probed + every:
+            await self.engine.probe()
+            self._probed = self.engine.version
+
+    async def _abandon(self, reason: str) -> None:
+        """Stop the running evaluation, if any, and give it back."""
+        if self._evaluation is None or self._evaluation.done():
+            return
+        held = self._holding
+        self._evaluation.cancel()
+        await asyncio.gather(self._evaluation, return_exceptions=True)
+        if held is not None:
+            self._holding = None
+            self.client.send(messages.HandBack(self.name, held, reason))
+
+    def _beside(self, job: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(job)
+        self._side_jobs.add(task)
+        task.add_done_callback(self._side_jobs.discard)
+        task.add_done_callback(self._surface)
+
+    def _surface(self, task: "asyncio.Task[None]") -> None:
+        """An error in a task that nobody awaits ends the worker."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._inbox.put_nowait(error)

@@ -1,0 +1,156 @@
+"""Plays the episodes of one evaluation, many at a time.
+
+Invariants: a limit of the task is an outcome and is scored; a fault of the machinery (an environment that raises,
+never returns or rewards with NaN) is never reward 0: the episode is played once more, and a second fault makes
+the evaluation void. Each episode advances as soon as its own answer is there; environments run off the event loop.
+"""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from hpc_es.config.schema import Config
+from hpc_es.engine.base import Engine
+from hpc_es.envs.base import Env, Observation, StepResult
+from hpc_es.errors import EngineError, EnvError
+from hpc_es.es.population import episode_seed
+from hpc_es.es.records import Assignment, Episode
+
+Value = TypeVar("Value")
+
+MAX_STUCK_CALLS = 16
+"""Environment calls that never returned before the worker gives up: each holds a thread for good."""
+
+
+class Player:
+    """Plays assignments with one engine; `make_env` is called once per episode."""
+
+    def __init__(self, config: Config, engine: Engine, make_env: Callable[[str], Env]) -> None:
+        self.config = config
+        self.engine = engine
+        self._make_env = make_env
+        self._num_stuck = 0
+
+    async def play(self, assignment: Assignment) -> tuple[Episode, ...]:
+        """All episodes of an assignment, in the order of its tasks.
+
+        Errors: EnvError when an episode failed twice; EngineError when the engine or this process is unusable.
+        """
+        slots = asyncio.Semaphore(self.config.engine.max_concurrent)
+
+        async def one(position: int) -> Episode:
+            async with slots:
+                return await self._play_with_retry(assignment, position)
+
+        episodes = [asyncio.ensure_future(one(position)) for position in range(len(assignment.tasks))]
+        try:
+            return tuple(await asyncio.gather(*episodes))
+        finally:  # weights may only change again when no episode is left in flight
+            for episode in episodes:
+                episode.cancel()
+            await asyncio.gather(*episodes, return_exceptions=True)
+
+    async def _play_with_retry(self, assignment: Assignment, position: int) -> Episode:
+        try:
+            return await self._episode(assignment, position, retries=0)
+        except EnvError:
+            return await self._episode(assignment, position, retries=1)
+
+    async def _episode(self, assignment: Assignment, position: int, retries: int) -> Episode:
+        task = assignment.tasks[position]
+        env = await self._in_env(self._make_env, assignment.kind, what="making the environment")
+        try:
+            return await self._turns(env, task, episode_seeds(assignment, position), retries)
+        finally:
+            env.close()
+
+    async def _turns(self, env: Env, task: int, seed_of: Callable[[int], int], retries: int) -> Episode:
+        began = time.monotonic()
+        reward, success, turns, invalid, tokens_in, tokens_out = 0.0, False, 0, 0, 0, 0
+        generating = 0.0
+        observation: Observation | None = await self._in_env(env.reset, task, what=f"reset({task})")
+        in_env = time.monotonic() - began
+        ended = "terminated"
+        while observation is not None:
+            prompt = self.encode(observation)
+            if len(prompt) >= self.config.engine.max_model_len:
+                ended = "context"
+                break
+            if time.monotonic() - began > self.config.task.episode_timeout:
+                ended = "time"
+                break
+            asked = time.monotonic()
+            completion = await self.engine.generate(
+                prompt, self.config.sampling, seed=seed_of(turns), choices=observation.choices
+            )
+            answered = time.monotonic()
+            step = await self._in_env(env.step, completion.text, what=f"step {turns + 1} of task {task}")
+            check_step(step, task)
+            generating += answered - asked
+            in_env += time.monotonic() - answered
+            turns += 1
+            reward += step.reward
+            success = step.success
+            invalid += step.invalid
+            tokens_in += completion.tokens_in
+            tokens_out += completion.tokens_out
+            ended = "truncated" if step.truncated else "terminated"
+            observation = None if step.done else step.observation
+        return Episode(task, reward, success, turns, invalid, tokens_in, tokens_out, generating, in_env, ended, retries)
+
+    def encode(self, observation: Observation) -> list[int]:
+        """Token ids of a prompt."""
+        tokenizer = self.engine.tokenizer
+        if self.config.task.chat:
+            chat = [{"role": message.role, "content": message.content} for message in observation.messages]
+            encoded: Any = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)
+            return list(encoded["input_ids"])
+        return list(tokenizer.encode("\n".join(message.content for message in observation.messages)))
+
+    async def _in_env(self, call: Callable[..., Value], *args: Any, what: str) -> Value:
+        """Run an environment's code in a thread of its own, for at most task.step_timeout seconds."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Value] = loop.create_future()
+
+        def settle(result: Value | None, error: BaseException | None) -> None:
+            if not future.done():
+                future.set_exception(error) if error is not None else future.set_result(result)  # type: ignore[arg-type]
+
+        def run() -> None:
+            try:
+                outcome: tuple[Value | None, BaseException | None] = (call(*args), None)
+            except BaseException as error:  # whatever an environment raises is its fault, and named so below
+                outcome = (None, EnvError(f"{self.config.task.env}: {what} raised {type(error).__name__}: {error}"))
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(settle, *outcome)
+
+        # A daemon thread, not a pool: one that never returns must not keep the process from ending.
+        threading.Thread(target=run, daemon=True, name="env").start()
+        try:
+            return await asyncio.wait_for(future, self.config.task.step_timeout)
+        except TimeoutError:
+            self._num_stuck += 1
+            if self._num_stuck >= MAX_STUCK_CALLS:
+                raise EngineError(
+                    f"{self._num_stuck} calls of {self.config.task.env} never returned; this worker must start afresh"
+                ) from None
+            raise EnvError(
+                f"{self.config.task.env}: {what} did not return within task.step_timeout="
+                f"{self.config.task.step_timeout:g} s"
+            ) from None
+
+
+def episode_seeds(assignment: Assignment, position: int) -> Callable[[int], int]:
+    """The sampling seed of each turn of one episode."""
+    return lambda turn: episode_seed(assignment.sampling_seed, position, turn)
+
+
+def check_step(step: StepResult, task: int) -> None:
+    """Errors: EnvError when a step breaks the contract of environments."""
+    if not math.isfinite(step.reward):
+        raise EnvError(f"task {task} was rewarded with {step.reward}: a reward must be a finite number")
+    if step.observation is None and not step.done:
+        raise EnvError(f"task {task} goes on without an observation: end it, or say what the model sees next")

@@ -1,0 +1,247 @@
+"""The head's decisions, without sockets or weights (see theatre.py)."""
+
+import math
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from theatre import Stage, make_config
+
+from hpc_es.head.core import GroupFailed, Received, StopAsked, Tick
+from hpc_es.head.planning import make_commit, member_of
+from hpc_es.store import records as journal
+from hpc_es.transport import messages
+
+
+def undisturbed(num_workers: int = 2, **changes: object) -> Stage:
+    stage = Stage(make_config(**changes))
+    for k in range(num_workers):
+        stage.add_worker(f"seat-{k}")
+    stage.run()
+    return stage
+
+
+def records_of(stage: Stage, kind: type) -> list:
+    return [record for record in stage.records if isinstance(record, kind)]
+
+
+def test_a_run_makes_its_updates_and_evaluates_theta_0_and_the_final_theta():
+    stage = undisturbed()
+    assert [commit.version for commit in stage.commits()] == [1, 2, 3]
+    assert sorted(stage.core.ledger.eval_fitness) == [0, 2, 3]
+    assert stage.exit is not None
+    assert stage.exit.finished
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5, 9])
+def test_the_number_of_workers_changes_no_commit(num_workers):
+    assert undisturbed(num_workers).commits() == undisturbed(2).commits()
+
+
+def test_every_evaluation_is_counted_once():
+    counted = Counter(member.eval_id for commit in undisturbed().commits() for member in commit.members)
+    assert set(counted.values()) == {1}
+    assert len(counted) == 12
+
+
+def test_members_of_a_commit_are_sorted_and_fresh():
+    for commit in undisturbed(5).commits():
+        ids = [member.eval_id for member in commit.members]
+        assert ids == sorted(ids)
+        assert {eval_id.version for eval_id in ids} == {commit.version - 1}
+
+
+def test_a_commit_waits_for_the_digest_of_its_predecessor():
+    stage = undisturbed()
+    order = [r for r in stage.records if isinstance(r, journal.Committed | journal.Digested)]
+    seen = {0}
+    for record in order:
+        if isinstance(record, journal.Digested):
+            seen.add(record.version)
+        else:
+            assert record.commit.version - 1 in seen
+
+
+def test_no_commit_leaves_a_version_before_all_that_was_planned_there_is_leased():
+    stage = undisturbed()
+    open_ids: set = set()
+    for record in stage.records:
+        if isinstance(record, journal.Planned):
+            open_ids |= {assignment.eval_id for assignment in record.assignments}
+        elif isinstance(record, journal.Leased):
+            open_ids.discard(record.eval_id)
+        elif isinstance(record, journal.Committed):
+            assert not open_ids
+
+
+def test_a_duplicate_result_is_acknowledged_and_not_counted():
+    stage = Stage(make_config())
+    worker = stage.add_worker("seat-0")
+    while worker.current is None:
+        stage.move(stage.moves()[0])
+    stage.finish_evaluation(worker)
+    report = stage.to_head[0]
+    for _ in range(3):
+        stage.to_head.append(report)
+    stage.run()
+    assert len([r for r in records_of(stage, journal.Reported) if r.result.eval_id == report.result.eval_id]) == 1
+    assert stage.commits() == undisturbed().commits()
+
+
+def test_a_silent_worker_loses_its_lease_and_its_late_result_still_counts_once():
+    stage = Stage(make_config())
+    slow = stage.add_worker("seat-0")
+    while slow.current is None:
+        stage.move(stage.moves()[0])
+    assignment = slow.current
+    stage.now += 31.0
+    stage.add_worker("seat-1")
+    slow.current = None
+    stage.handle(Tick())
+    assert any(r.eval_id == assignment.eval_id for r in records_of(stage, journal.Unleased))
+    slow.current = assignment
+    stage.finish_evaluation(slow)
+    stage.run()
+    assert stage.commits() == undisturbed().commits()
+
+
+def test_an_evaluation_that_fails_is_void_and_replaced_by_a_new_member():
+    stage = Stage(make_config())
+    stage.add_worker("seat-0").errors = 2
+    stage.run()
+    void = records_of(stage, journal.Voided)
+    assert [str(record.eval_id) for record in void] == ["0.0", "0.0r1"]
+    first = stage.commits()[0].members[0]
+    assert str(first.eval_id) == "0.0r2"
+    assert first.seed != undisturbed().commits()[0].members[0].seed
+
+
+def test_a_run_whose_evaluations_only_fail_gives_up_and_says_why():
+    stage = Stage(make_config(run={"max_failures_in_a_row": 5}))
+    stage.add_worker("seat-0").errors = 10**6
+    ended = stage.run()
+    assert ended.failed
+    assert "5 evaluations failed" in ended.reason
+    assert "the environment raised" in ended.reason
+
+
+def test_a_worker_with_other_bits_is_quarantined_and_nothing_of_it_counts():
+    stage = Stage(make_config())
+    stage.add_worker("seat-0").wrong_digest = True
+    stage.add_worker("seat-1")
+    stage.run()
+    assert records_of(stage, journal.Voided)
+    for record in records_of(stage, journal.Reported):
+        if any(record.result.eval_id == m.eval_id for commit in stage.commits() for m in commit.members):
+            assert record.result.digest == stage.core.ledger.digests[record.result.eval_id.version]
+    assert any("quarantined" in note.what for note in records_of(stage, journal.Noted))
+
+
+def test_nan_fitness_is_a_failed_evaluation():
+    stage = Stage(make_config())
+    worker = stage.add_worker("seat-0")
+    while worker.current is None:
+        stage.move(stage.moves()[0])
+    stage.finish_evaluation(worker)
+    report = stage.to_head.pop()
+    worker.unacked.clear()
+    stage.to_head.append(
+        msgspec.structs.replace(report, result=msgspec.structs.replace(report.result, fitness=math.nan))
+    )
+    stage.run()
+    assert "not a finite number" in records_of(stage, journal.Voided)[0].reason
+
+
+def test_a_second_worker_in_a_seat_replaces_the_first():
+    stage = Stage(make_config())
+    first = stage.add_worker("seat-0")
+    while first.current is None:
+        stage.move(stage.moves()[0])
+    stage.add_worker("seat-0")
+    stage.run()
+    assert first.gone
+    assert stage.commits() == undisturbed().commits()
+
+
+def test_a_worker_with_another_base_model_is_refused():
+    stage = Stage(make_config())
+    hello = messages.Hello("w", "seat", "host", 1, 12345, {})
+    stage.to_head.append(hello)
+    stage.move("to_head")
+    (name, answer) = stage.to_workers[-1]
+    assert name == "w"
+    assert isinstance(answer, messages.Refused)
+    assert "not the same checkpoint" in answer.reason
+
+
+def test_a_cohort_without_spread_commits_a_null_update():
+    config = make_config()
+    stage = undisturbed()
+    entries = [record for record in records_of(stage, journal.Reported) if record.result.eval_id.version == 0][:4]
+    cohort = [(member_of(config, r.result.eval_id, 1), msgspec.structs.replace(r.result, fitness=0.5)) for r in entries]
+    commit = make_commit(config, 1, cohort)
+    assert commit.null
+    assert all(member.coefficient == 0 for member in commit.members)
+
+
+def test_a_stop_request_checkpoints_and_sends_the_workers_home():
+    stage = Stage(make_config(run={"num_updates": 50}))
+    worker = stage.add_worker("seat-0")
+    while stage.core.ledger.version < 3:
+        stage.move(stage.moves()[0])
+    stage.handle(StopAsked("SIGTERM"))
+    ended = stage.run()
+    assert not ended.finished
+    assert ended.reason == "SIGTERM"
+    assert stage.core.ledger.checkpoint == stage.core.ledger.version
+    while stage.to_workers:
+        stage.deliver_to_worker()
+    assert worker.gone
+
+
+def test_a_commit_is_broadcast_to_the_epoch_and_announced_inline_to_others():
+    stage = Stage(make_config(run={"num_updates": 6}))
+    stage.add_worker("seat-0")
+    inline, broadcast = 0, 0
+    while stage.exit is None:
+        if stage.to_workers and isinstance(stage.to_workers[0][1], messages.Announce):
+            announce = stage.to_workers[0][1]
+            inline += announce.record is not None
+            broadcast += announce.record is None
+            if announce.version == 4:
+                stage.handle(GroupFailed(announce.epoch, "timed out"))
+        stage.move(stage.moves()[0])
+    assert inline == 2  # the first commit, before there was a group, and the one after the failure
+    assert broadcast == 4
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_any_history_of_kills_and_restarts_ends_with_the_same_commits(data):
+    stage = Stage(make_config())
+    num_seats = data.draw(st.integers(1, 3), label="seats")
+    for k in range(num_seats):
+        stage.add_worker(f"seat-{k}")
+    for _ in range(data.draw(st.integers(0, 120), label="moves")):
+        if stage.exit is not None:
+            break
+        possible = stage.moves()
+        faults = ["kill head", *(f"kill {w.name}" for w in stage.workers.values() if not w.gone)]
+        what = data.draw(st.sampled_from([*(possible * 4), *faults]), label="next")
+        if what == "kill head":
+            if stage.to_head and data.draw(st.booleans(), label="before the fsync"):
+                stage.core.handle(Received(stage.to_head.popleft()), stage.now)  # its records never reach the disk
+            stage.start_head()
+        elif what.startswith("kill "):
+            killed = stage.workers[what.removeprefix("kill ")]
+            stage.kill_worker(killed.name)
+            stage.add_worker(killed.seat)
+        else:
+            stage.move(what)
+    if not any(not w.gone for w in stage.workers.values()):
+        stage.add_worker("seat-0")
+    stage.run()
+    assert stage.commits() == undisturbed().commits()
+    assert stage.core.ledger.eval_fitness == undisturbed().core.ledger.eval_fitness

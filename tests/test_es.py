@@ -1,0 +1,129 @@
+"""Members, task batches, schedules and shaping: pure functions with known answers."""
+
+import math
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_es.es import population, schedules, shaping
+from hpc_es.es.records import EvalId
+
+finite = st.floats(-1e6, 1e6)
+
+
+def member(slot, *, version=0, replacement=0, mirrored=False):
+    return population.member(1, EvalId(version, slot, replacement), sigma=0.1, mirrored=mirrored)
+
+
+def test_seeds_are_the_same_in_every_process_and_release():
+    assert population.derive(0, "member", 0, 0, 0) == 9256427606233750146
+    assert population.task_batch(5, 3, 4, 10) == population.task_batch(5, 3, 4, 10)
+
+
+def test_seeds_of_a_long_run_never_collide():
+    seeds = {member(slot, version=version).seed for version in range(300) for slot in range(64)}
+    assert len(seeds) == 300 * 64
+
+
+def test_labels_that_join_to_the_same_text_give_different_seeds():
+    assert population.derive(0, "a", 1, 2) != population.derive(0, "a", 12)
+    assert population.derive(0, 1) != population.derive(0, "1")
+
+
+def test_mirrored_members_share_noise_and_differ_in_sign():
+    plus, minus, other = (member(slot, mirrored=True) for slot in (0, 1, 2))
+    assert plus.seed == minus.seed != other.seed
+    assert (plus.sign, minus.sign) == (1, -1)
+
+
+def test_a_replacement_is_a_new_member():
+    assert member(0).seed != member(0, replacement=1).seed
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(1, 40), st.integers(0, 200))
+def test_a_task_batch_has_different_tasks_within_range(seed, version, size, more):
+    num_tasks = size + more
+    batch = population.task_batch(seed, version, size, num_tasks)
+    assert len(set(batch)) == size
+    assert all(0 <= task < num_tasks for task in batch)
+
+
+def test_task_batches_visit_all_tasks_alike():
+    counts = [0] * 10
+    for version in range(3000):
+        for task in population.task_batch(0, version, 3, 10):
+            counts[task] += 1
+    assert all(abs(count - 900) < 5 * math.sqrt(900 * 0.7) for count in counts)
+
+
+def test_a_batch_larger_than_the_tasks_is_refused():
+    with pytest.raises(ValueError, match="cannot be drawn from 3"):
+        population.task_batch(0, 0, 4, 3)
+
+
+def test_episode_seeds_fit_a_signed_integer_and_differ_by_turn_and_position():
+    seeds = {population.episode_seed(2**64 - 1, position, turn) for position in range(20) for turn in range(20)}
+    assert len(seeds) == 400
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+@given(st.floats(1e-6, 1.0), st.floats(0, 1.0), st.integers(2, 500))
+def test_schedules_hit_both_endpoints_exactly_and_stay_between(kind, start, end, num_updates):
+    values = [schedules.value(kind, start, end, update=u, num_updates=num_updates) for u in range(1, num_updates + 1)]
+    assert values[0] == start
+    assert values[-1] == end
+    assert all(min(start, end) - 1e-12 <= value <= max(start, end) + 1e-12 for value in values)
+
+
+def test_the_cosine_schedule_follows_the_published_formula():
+    got = schedules.value("cosine", 1e-3, 2.5e-4, update=26, num_updates=101)
+    assert got == pytest.approx(2.5e-4 + (1e-3 - 2.5e-4) * (1 + math.cos(math.pi * 0.25)) / 2, rel=1e-15)
+
+
+def test_a_schedule_of_one_update_is_its_start():
+    assert schedules.value("linear", 0.5, 0.0, update=1, num_updates=1) == 0.5
+
+
+def test_zscores_use_the_population_deviation():
+    values = [0.0, 1.0, 5.0]
+    expected = [(v - 2.0) / (statistics.pstdev(values) + 1e-8) for v in values]
+    assert shaping.utilities("zscore", values) == pytest.approx(expected, rel=1e-15)
+
+
+@given(st.lists(finite, min_size=2, max_size=30).filter(lambda v: max(v) > min(v)))
+def test_utilities_keep_the_order_and_give_equal_fitness_equal_utility(values):
+    for kind in ("zscore", "centred_ranks"):
+        utilities = shaping.utilities(kind, values)
+        for a, ua in zip(values, utilities, strict=True):
+            for b, ub in zip(values, utilities, strict=True):
+                assert (a < b) <= (ua <= ub)
+                assert (a == b) <= (ua == ub)
+
+
+@given(st.lists(finite, min_size=2, max_size=12).filter(lambda v: max(v) > min(v)), st.randoms())
+def test_utilities_do_not_depend_on_the_order_of_arrival(values, random):
+    order = list(range(len(values)))
+    random.shuffle(order)
+    for kind in ("zscore", "centred_ranks"):
+        straight = shaping.utilities(kind, values)
+        shuffled = shaping.utilities(kind, [values[i] for i in order])
+        assert shuffled == [straight[i] for i in order]
+
+
+def test_centred_ranks_average_ties_and_span_one():
+    assert shaping.utilities("centred_ranks", [3.0, 1.0, 3.0, 7.0]) == pytest.approx([0, -0.5, 0, 0.5])
+
+
+def test_fitness_without_spread_gives_no_utility():
+    assert shaping.utilities("zscore", [0.25] * 4) == [0.0] * 4
+    assert shaping.utilities("centred_ranks", [0.25] * 4) == [0.0] * 4
+
+
+def test_coefficients_are_fp32_and_carry_sign_and_table_scale():
+    plus, minus = shaping.coefficients(5e-4, [1.5, 1.5], [1, -1])
+    assert plus == -minus
+    assert plus == shaping.fp32(5e-4 * 1.5 / 2 / 4096)
+    assert shaping.fp32(plus) == plus
