@@ -112,6 +112,12 @@ def dump(values: Any) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
+def dump_inline(value: Any) -> str:
+    """One line of YAML that reads back as `value`, also as an override on a command line."""
+    text = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
+    return text.strip()[1:-1]
+
+
 class _Builder:
     """Turns PyYAML's nodes into a Tree."""
 

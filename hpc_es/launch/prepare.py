@@ -26,8 +26,8 @@ def run_paths(config: Config) -> RunPaths:
 
 def is_finished(paths: RunPaths) -> bool:
     """Whether all updates and evaluations of the run are done. Errors: StoreError, JournalDamaged."""
-    records = read_journal(paths.root, warn=lambda text: None)
-    return any(isinstance(record, Stopped) and record.finished for record in records)
+    endings = [record.finished for record in read_journal(paths.root) if isinstance(record, Stopped)]
+    return bool(endings) and endings[-1]
 
 
 def check(config: Config) -> None:

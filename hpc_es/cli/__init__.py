@@ -1,0 +1,214 @@
+"""The command line, `hpc-es`.
+
+Invariants: exit code 0 only on success (1: failed, 2: a mistake in the command or configuration, 3: stopped before the
+end); a mistake of the user's is one plain message on stderr, without a traceback; with --json stdout holds one JSON
+object and nothing else. Imports are made inside the commands, so that `--help` answers at once on a login node.
+"""
+
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from hpc_es import __version__
+from hpc_es.errors import ConfigError, HpcEsError, ModelError, TransportError
+from hpc_es.paths import RunPaths
+
+if TYPE_CHECKING:
+    from hpc_es.transport.messages import Status
+
+EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED = 1, 2, 3
+STATUS_TIMEOUT_S = 3.0
+
+
+class _Group(TyperGroup):
+    """Turns our errors into one message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except HpcEsError as error:
+            typer.secho(f"error: {error}", fg="red", err=True)
+            raise typer.Exit(EXIT_MISTAKE if isinstance(error, (ConfigError, ModelError)) else EXIT_FAILED) from None
+
+
+app = typer.Typer(
+    cls=_Group,
+    help="Post-train LLM agents by evolution strategies.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+model_app = typer.Typer(help="Models to train.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Configurations.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(model_app, name="model")
+app.add_typer(config_app, name="config")
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run folder to go on with.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="E.g. es.population=16.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/quickstart.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
+Parent = Annotated[int | None, typer.Option(help="Process id of the parent; end when it ends.")]
+
+
+def main() -> None:
+    app(prog_name="hpc-es")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"hpc-es {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> None:
+    """Run head and workers on this machine; in an existing run folder, go on where it stopped."""
+    from hpc_es.cli.output import console, print_json, progress
+    from hpc_es.config import load
+    from hpc_es.launch.local import run_local
+
+    settings = load(_config_file(config), overrides or ()).config
+    out = console(stderr=json)
+    with progress(out) as shown:
+        outcome = run_local(settings, on_status=shown.status, on_event=shown.event)
+    root = outcome.paths.root
+    out.print(f"{root}: {outcome.reason}", markup=False)
+    if json:
+        print_json({"run": str(root), "finished": outcome.finished, "reason": outcome.reason})
+    if not outcome.finished:
+        out.print(f"hpc-es run {config} goes on from here", markup=False)
+        raise typer.Exit(EXIT_STOPPED)
+
+
+@app.command()
+def status(run: RunFolder, json: Json = False) -> None:
+    """Version, fitness, workers, rate and time left."""
+    from hpc_es.cli.output import console, print_json, status_line, status_table
+    from hpc_es.transport.control import ask
+    from hpc_es.transport.messages import Status, StatusRequest
+
+    paths = _run_paths(run)
+    try:
+        answer = ask(paths, StatusRequest(), timeout=STATUS_TIMEOUT_S)
+    except TransportError:
+        answer = None  # no head runs; the journal still knows how far it came
+    if isinstance(answer, Status):
+        print_json(answer) if json else console().print(status_table(answer))
+        return
+    at_rest = _status_at_rest(paths)
+    print_json(at_rest) if json else console().print(f"{run}: {status_line(at_rest)}", markup=False)
+
+
+@model_app.command("get")
+def model_get(
+    name: Annotated[str, typer.Argument(help="E.g. smollm2-135m.")],
+    out: Annotated[Path | None, typer.Option(help="Default: models/NAME.")] = None,
+) -> None:
+    """Fetch a small model into a local Hugging Face folder."""
+    from hpc_es.params.models import get_model
+
+    get_model(name, out or Path("models", name), say=typer.echo)
+
+
+@config_app.command("show")
+def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
+    """The resolved configuration, and where each value comes from."""
+    from hpc_es.config import flatten, load
+    from hpc_es.config.yaml12 import dump_inline
+
+    loaded = load(_config_file(config), overrides or ())
+    rows = [(f"{key}={dump_inline(value)}", loaded.origins[key]) for key, value in flatten(loaded.config)]
+    width = max(len(text) for text, _ in rows)
+    for text, origin in rows:
+        typer.echo(f"{text:<{width}}  # {origin}")
+
+
+@app.command(hidden=True)
+def head(run: RunFolder, parent: Parent = None) -> None:
+    """Be the head of a run."""
+    _be_role(parent)
+    from hpc_es.head.loop import run_head
+
+    raise typer.Exit(run_head(_run_paths(run).root))
+
+
+@app.command(hidden=True)
+def worker(
+    run: RunFolder,
+    seat: Annotated[str | None, typer.Option(help="Default: this host and process.")] = None,
+    parent: Parent = None,
+) -> None:
+    """Be a worker of a run."""
+    _be_role(parent)
+    from hpc_es.worker.loop import run_worker
+
+    raise typer.Exit(run_worker(_run_paths(run).root, seat or f"{socket.gethostname()}-{os.getpid()}"))
+
+
+def _be_role(parent: int | None) -> None:
+    """What head and workers have in common: they end with their launcher, and log lines carry the time."""
+    from hpc_es.launch.process import follow_parent
+
+    if parent is not None:
+        follow_parent(parent)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+def _config_file(path: Path) -> Path:
+    return RunPaths(path).config if path.is_dir() else path
+
+
+def _run_paths(root: Path) -> RunPaths:
+    """Errors: ConfigError when `root` is no run folder."""
+    paths = RunPaths(root)
+    if not paths.config.is_file():
+        raise ConfigError(f"{root} is no run folder: it has no {paths.config.name}; `hpc-es run CONFIG` makes one")
+    return paths
+
+
+def _status_at_rest(paths: RunPaths) -> "Status":
+    """How far a run came that no head is working on, by its journal. Errors: StoreError."""
+    from hpc_es.config import load
+    from hpc_es.head.ledger import Ledger
+    from hpc_es.store.journal import read_journal
+    from hpc_es.store.records import Started
+    from hpc_es.transport.messages import Status
+
+    config = load(paths.config).config
+    ledger, start = Ledger(), None
+    for record in read_journal(paths.root):
+        ledger.apply(record)
+        start = record if isinstance(record, Started) else start
+    eval_version = max(ledger.eval_fitness, default=None)
+    return Status(
+        run_id=start.run_id if start else config.run.name,
+        generation=start.generation if start else 0,
+        state="finished" if ledger.finished else "not running",
+        version=ledger.version,
+        num_updates=config.run.num_updates,
+        fitness=ledger.fitness,
+        eval_fitness=None if eval_version is None else ledger.eval_fitness[eval_version],
+        eval_version=eval_version,
+        cohort_done=len(ledger.reported_for(ledger.version + 1)),
+        cohort_size=config.es.population,
+        seconds_elapsed=0.0,
+        seconds_left=None,
+        tokens_per_second=None,
+        workers=(),
+        events=(),
+    )

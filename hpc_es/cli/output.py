@@ -1,0 +1,106 @@
+"""What the command line shows: one console, one JSON object, and the progress of a run.
+
+Invariant: on a terminal the display is redrawn in place; anywhere else (a log file, a pipe) it is plain lines, one per
+event and one per new version, each with its time.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from hpc_es.transport.messages import Status
+
+NUM_EVENTS_SHOWN = 4
+
+
+def console(*, stderr: bool = False) -> Console:
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout: structs, paths, NaN (as null) and all."""
+    print(msgspec.json.encode(value, enc_hook=str).decode(), flush=True)
+
+
+def duration(seconds: float | None) -> str:
+    """h:mm:ss, or ? when it is not known."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def status_line(status: Status) -> str:
+    """All that matters, in one line."""
+    parts = [f"version {status.version} of {status.num_updates}", status.state]
+    if status.fitness is not None:
+        parts.append(f"fitness {status.fitness:.4f}")
+    if status.eval_fitness is not None:
+        parts.append(f"held out {status.eval_fitness:.4f} (version {status.eval_version})")
+    parts.append(f"{len(status.workers)} worker{'' if len(status.workers) == 1 else 's'}")
+    if status.tokens_per_second is not None:
+        parts.append(f"{status.tokens_per_second:.0f} tokens/s")
+    if status.seconds_left is not None:
+        parts.append(f"{duration(status.seconds_left)} left")
+    return ", ".join(parts)
+
+
+def status_table(status: Status) -> RenderableType:
+    """The same for a person: a bar, the cohort, the workers, the last events."""
+    done = Table.grid(padding=(0, 2))
+    share = status.version + min(status.cohort_done / max(status.cohort_size, 1), 1.0)
+    done.add_row(
+        Text(status.run_id, style="bold"),
+        ProgressBar(total=max(status.num_updates, 1), completed=min(share, status.num_updates), width=30),
+        Text(f"{duration(status.seconds_elapsed)} since start, {duration(status.seconds_left)} left"),
+    )
+    workers = Table(box=None, padding=(0, 2), header_style="dim")
+    for title in ("worker", "host", "state", "version", "busy", "useful", "results"):
+        workers.add_column(title)
+    for worker in status.workers:
+        shares = (f"{worker.busy_share:.0%}", f"{worker.useful_share:.0%}", str(worker.num_results))
+        workers.add_row(worker.seat, worker.host, worker.state, str(worker.version), *shares)
+    cohort = Text(f"cohort {status.cohort_done} of {status.cohort_size}")
+    events = [Text(event, style="dim") for event in status.events[-NUM_EVENTS_SHOWN:]]
+    return Group(done, Text(status_line(status)), cohort, *([workers] if status.workers else []), *events)
+
+
+class Progress:
+    """Shows what the launcher tells. `live` is None where there is no terminal."""
+
+    def __init__(self, out: Console, live: Live | None) -> None:
+        self._out, self._live = out, live
+        self._shown: tuple[Any, ...] = ()
+
+    def status(self, status: Status) -> None:
+        if self._live:
+            self._live.update(status_table(status))
+            return
+        # A new line when something a reader of a log would miss has changed.
+        key = (status.version, status.state, len(status.workers), status.eval_version)
+        if key != self._shown:
+            self._shown = key
+            self._print(status_line(status))
+
+    def event(self, text: str) -> None:
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        self._out.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False)
+
+
+@contextlib.contextmanager
+def progress(out: Console) -> Iterator[Progress]:
+    if not out.is_terminal:
+        yield Progress(out, None)
+        return
+    with Live(Text("starting head and workers ..."), console=out, refresh_per_second=4, transient=True) as live:
+        yield Progress(out, live)

@@ -1,0 +1,120 @@
+"""Check that imports in hpc_es only point downwards.
+
+Each row of ROWS may import rows above it in the list (the lower layers) and itself only as far as ALLOWED says; packages
+in one row do not import each other. What no row names is an error, so a new package has to find its place here.
+
+    python tools/check_imports.py [FOLDER]      # exit code 1 and one line per violation
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROWS = (
+    ("errors", "paths", "__init__"),
+    ("config",),
+    ("noise", "es"),
+    ("params",),
+    ("store",),
+    ("transport", "engine", "envs"),
+    ("head", "worker"),
+    ("launch", "analysis"),
+    ("cli",),
+    ("__main__",),
+)
+FORBIDDEN = {
+    "transport": ("noise", "params", "store"),
+    "engine": ("store",),
+    "head": ("engine", "vllm"),
+    "worker": ("store", "h5py"),
+}
+"""Packages that a package never imports, be it inside a function."""
+
+HEAVY = ("torch", "vllm", "numba")
+LIGHT = ("cli", "launch", "analysis")
+"""Packages that never import a HEAVY one at module level: they run on login nodes and laptops."""
+
+
+class Import(NamedTuple):
+    module: str
+    line: int
+    at_module_level: bool
+
+
+def violations(root: Path) -> Iterator[str]:
+    """One line for every import below `root` (the folder hpc_es) that points the wrong way."""
+    level = {package: number for number, row in enumerate(ROWS) for package in row}
+    for path in sorted(root.rglob("*.py")):
+        package = path.relative_to(root).parts[0].removesuffix(".py")
+        if package not in level:
+            yield f"{path}: the package {package} has no row in {Path(__file__).name}"
+            continue
+        for imported in imports(path, root):
+            if complaint := _complaint(package, imported, level, root.name):
+                yield f"{path}:{imported.line}: {complaint}"
+
+
+def _complaint(package: str, imported: Import, level: dict[str, int], name: str) -> str | None:
+    top, _, rest = imported.module.partition(".")
+    target = rest.partition(".")[0] if top == name else top
+    if target in FORBIDDEN.get(package, ()):
+        return f"{package} must not import {target}"
+    if target in HEAVY and package in LIGHT and imported.at_module_level:
+        return f"{package} must not import {target} at module level"
+    if top != name or not target or target == package:
+        return None
+    if target not in level:
+        return f"the package {target} has no row in {Path(__file__).name}"
+    if level[target] > level[package] or (level[target] == level[package] and level[target] > 0):
+        return f"{package} must not import {target}, which is not below it"
+    return None
+
+
+def imports(path: Path, root: Path) -> Iterator[Import]:
+    """Every import in a file, as absolute module names; those for type checkers alone do not count."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    here = [root.name, *path.relative_to(root).with_suffix("").parts]
+    yield from _walk(tree.body, here, at_module_level=True)
+
+
+def _walk(body: list[ast.stmt], here: list[str], *, at_module_level: bool) -> Iterator[Import]:
+    for node in body:
+        match node:
+            case ast.Import(names=names):
+                for alias in names:
+                    yield Import(alias.name, node.lineno, at_module_level)
+            case ast.ImportFrom(module=module, names=names, level=dots):
+                base = [*here[:-dots], *([module] if module else [])] if dots else [module or ""]
+                for alias in names:  # `from hpc_es import envs` imports hpc_es.envs
+                    yield Import(".".join([*base, alias.name]), node.lineno, at_module_level)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                yield from _walk(node.orelse, here, at_module_level=at_module_level)
+            case _:
+                inside = at_module_level and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+                for block in _blocks(node):
+                    yield from _walk(block, here, at_module_level=inside)
+
+
+def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements inside a statement."""
+    for _, value in ast.iter_fields(node):
+        if isinstance(value, list) and value:
+            if isinstance(value[0], ast.stmt):
+                yield value
+            else:
+                for item in value:  # except handlers, match cases
+                    if isinstance(item, (ast.ExceptHandler, ast.match_case)):
+                        yield from _blocks(item)
+
+
+def main() -> int:
+    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "hpc_es"
+    found = list(violations(root))
+    print("\n".join(found) or "imports: all point downwards")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
