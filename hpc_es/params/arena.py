@@ -1,0 +1,338 @@
+"""The arena: one flat fp32 buffer that holds theta.
+
+Invariant: its layout is a pure function of the checkpoint's headers (tensors sorted by name, each offset a multiple
+of eight elements), so another process attaches to the same memory by path; and theta is always theta_version,
+changed only by consecutive commits or by loading, never by subtraction.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from hpc_es.errors import ModelError, StoreError
+from hpc_es.es.records import Commit, Member
+from hpc_es.noise import Array, Perturbation, Trace, Update, kernels, threads
+from hpc_es.params import checkpoint as checkpoints
+from hpc_es.params.layout import Slot, attach_memory, lay_out, num_elements, share_memory
+from hpc_es.params.weights import Stored, scan_file
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+CAST: dict[Dtype, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.uint16),
+    "float16": np.dtype(np.float16),
+}
+"""What a perturbed tensor comes as; bfloat16 as its bits."""
+
+CHUNK = 2**19
+"""Elements that one thread takes at a time."""
+
+
+class Piece(NamedTuple):
+    """Consecutive elements of one tensor, beginning at a block."""
+
+    slot: Slot
+    start: int
+    theta: Array
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """What `apply` left behind, per version; partial sums where only one rank's slice was updated."""
+
+    digests: tuple[int, ...]
+    """At least one: without commits, the digest as it is."""
+    squares: tuple[float, ...]
+    """Sum of squares of theta_v - theta_{v-1}."""
+    seconds: float
+
+    @property
+    def digest(self) -> int:
+        """Digest of theta after the last commit."""
+        return self.digests[-1]
+
+    @property
+    def update_norms(self) -> tuple[float, ...]:
+        """Euclidean norm of each version's change."""
+        return tuple(map(math.sqrt, self.squares))
+
+    @property
+    def update_norm(self) -> float:
+        """Norm of the last commit's change; 0 without commits."""
+        return self.update_norms[-1] if self.squares else 0.0
+
+
+def combine(reports: Sequence[UpdateReport]) -> UpdateReport:
+    """One report from those of all ranks."""
+    return UpdateReport(
+        tuple(sum(parts) % 2**64 for parts in zip(*(report.digests for report in reports), strict=True)),
+        tuple(sum(parts) for parts in zip(*(report.squares for report in reports), strict=True)),
+        max(report.seconds for report in reports),
+    )
+
+
+class Arena:
+    """theta in fp32. Not safe for two writers at once; reading while `apply` runs sees torn versions."""
+
+    version: int
+    base_digest: int
+    memory_path: Path | None
+    """Where another process finds the memory while this one lives; None when it is private."""
+
+    def __init__(self, slots: Sequence[Slot], buffer: Any | None, memory_path: Path | None) -> None:
+        """Not for callers: see from_pretrained and attach."""
+        self._slots = {slot.stored.name: slot for slot in slots}
+        size = num_elements(slots)
+        self._flat = np.zeros(size, np.float32) if buffer is None else _as_floats(buffer, size)
+        self.memory_path = memory_path
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        include: Sequence[str] = ("*",),
+        exclude: Sequence[str] = (),
+        buffer: Any | None = None,
+        *,
+        shared: bool = False,
+    ) -> "Arena":
+        """theta_0 of a Hugging Face folder.
+
+        `include` and `exclude` are fnmatch patterns of the names that are trained; the others stay as they are.
+        `buffer` is writable memory of num_bytes(path) bytes to use (pinned, say); `shared` puts theta into
+        memory that other processes can attach to and that vanishes with the last of them, however they die.
+        Errors: ModelError.
+        """
+        slots, memory_path = lay_out(path, include, exclude), None
+        if shared:
+            buffer, memory_path = share_memory(4 * num_elements(slots))
+        arena = cls(slots, buffer, memory_path)
+        arena._fill([slot.stored for slot in slots])
+        arena.version, arena.base_digest = 0, arena.digest()
+        return arena
+
+    @classmethod
+    def attach(
+        cls,
+        memory_path: str | Path,
+        model_path: str | Path,
+        include: Sequence[str] = ("*",),
+        exclude: Sequence[str] = (),
+        *,
+        version: int,
+        base_digest: int,
+    ) -> "Arena":
+        """The arena that another process made with shared=True, at `memory_path`; nothing is copied.
+
+        Errors: ModelError when it is gone or its size does not fit the model.
+        """
+        memory_path = Path(memory_path)
+        arena = cls(lay_out(model_path, include, exclude), attach_memory(memory_path), memory_path)
+        arena.version, arena.base_digest = version, base_digest
+        return arena
+
+    @property
+    def names(self) -> list[str]:
+        """Canonical names, in canonical order."""
+        return list(self._slots)
+
+    @property
+    def trained(self) -> list[str]:
+        """The names that noise and updates reach."""
+        return [name for name, slot in self._slots.items() if slot.trained]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(slot.stored.size for slot in self._slots.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return self._flat.nbytes
+
+    @property
+    def memory(self) -> Array:
+        """The whole buffer, fp32; to register as pinned."""
+        return self._flat
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._slot(name).stored.shape
+
+    def stored_dtype(self, name: str) -> str:
+        """The type in the base checkpoint, as safetensors spells it: F32, BF16 or F16."""
+        return self._slot(name).stored.dtype
+
+    def tensor(self, name: str) -> Array:
+        """float32 view of a tensor of theta."""
+        return self._elements(self._slot(name)).reshape(self.shape(name))
+
+    def digest(self) -> int:
+        """64-bit digest of the bits of theta, over every tensor, trained or not."""
+        parts: list[int] = []
+
+        def add(piece: Piece) -> None:
+            parts.append(kernels().digest(piece.theta, piece.slot.ident, start=piece.start))
+
+        threads.run(add, self._pieces(self._slots.values()))
+        return sum(parts) % 2**64
+
+    def perturbed(self, name: str, member: Member | None, dtype: Dtype, out: Array | None = None) -> Array:
+        """cast(theta + sigma * sign * eps) of one tensor; cast(theta) for the centre (None) and outside the scope.
+
+        Returns float32, float16, or uint16 bits for bfloat16, in the tensor's shape; `out` is filled if given
+        (contiguous, any shape).
+        """
+        slot = self._slot(name)
+        if out is None:
+            out = np.empty(slot.stored.shape, CAST[dtype])
+        self._perturb({slot: out.reshape(-1)}, member)
+        return out.reshape(slot.stored.shape)
+
+    def stream(self, member: Member | None, dtype: Dtype, buffer_bytes: int = 2**26) -> Iterator[tuple[str, Array]]:
+        """(name, perturbed tensor) of all tensors in canonical order, many computed at once.
+
+        The arrays lie in one buffer of `buffer_bytes` (or the largest tensor, if that is more) and are overwritten
+        later: copy what must outlive the next step.
+        """
+        itemsize, groups, filled = CAST[dtype].itemsize, list[list[Slot]](), 0
+        for slot in self._slots.values():
+            filled += slot.stored.size * itemsize
+            if not groups or filled > buffer_bytes:
+                groups.append([])
+                filled = slot.stored.size * itemsize
+            groups[-1].append(slot)
+        largest = max((sum(slot.stored.size for slot in group) for group in groups), default=0)
+        buffer = np.empty(largest, CAST[dtype])
+        for group in groups:
+            ends = np.cumsum([slot.stored.size for slot in group])
+            outs = dict(zip(group, np.split(buffer[: ends[-1]], ends[:-1]), strict=True))
+            self._perturb(outs, member)
+            for slot, out in outs.items():
+                yield slot.stored.name, out.reshape(slot.stored.shape)
+
+    def update(self, members: Sequence[tuple[int, float]]) -> UpdateReport:
+        """Apply (seed, fp32 coefficient) pairs, in this order, as one version."""
+        seeds, coefficients = [seed for seed, _ in members], [coefficient for _, coefficient in members]
+        return self._advance([Update(seeds, coefficients)], 0, 1)
+
+    def apply(self, commits: Sequence[Commit], *, rank: int = 0, num_ranks: int = 1) -> UpdateReport:
+        """Apply the commits version + 1, version + 2, ... in one streaming pass.
+
+        With several ranks on one memory, each updates a disjoint slice and reports partial sums (see combine).
+        Errors: StoreError when the commits do not follow on from this version; nothing is changed then.
+        """
+        expected = list(range(self.version + 1, self.version + 1 + len(commits)))
+        if (versions := [commit.version for commit in commits]) != expected:
+            raise StoreError(f"commits {versions} do not follow on from version {self.version}; expected {expected}")
+        return self._advance([_update(commit) for commit in commits], rank, num_ranks)
+
+    def reload(self, checkpoint: Path | None) -> None:
+        """theta := a checkpoint folder of the run, or theta_0 (None). Sets `version`.
+
+        Errors: StoreError for a damaged checkpoint or one of another base, ModelError when the base has changed.
+        """
+        if checkpoint is None:
+            self._fill([slot.stored for slot in self._slots.values()])
+            if (digest := self.digest()) != self.base_digest:
+                raise ModelError(f"the base model has changed: digest {digest:016x}, not {self.base_digest:016x}")
+            self.version = 0
+            return
+        manifest = checkpoints.read_manifest(checkpoint)
+        if manifest.base_digest != self.base_digest:
+            raise StoreError(f"{checkpoint} belongs to another base model; use the model that the run began with")
+        try:
+            self._fill(scan_file(checkpoint / checkpoints.THETA))
+        except ModelError as error:
+            raise StoreError(f"the checkpoint {checkpoint} is damaged ({error}); remove it, others serve") from error
+        if self.digest() != manifest.digest:
+            raise StoreError(f"the checkpoint {checkpoint} is damaged (its digest differs); remove it, others serve")
+        self.version = manifest.version
+
+    def _slot(self, name: str) -> Slot:
+        try:
+            return self._slots[name]
+        except KeyError:
+            near = get_close_matches(name, self._slots, n=1)
+            raise ModelError(
+                f"the model has no tensor {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            ) from None
+
+    def _elements(self, slot: Slot) -> Array:
+        return self._flat[slot.offset : slot.offset + slot.stored.size]
+
+    def _pieces(self, slots: Iterable[Slot]) -> list[Piece]:
+        return [
+            Piece(slot, start, self._elements(slot)[start : start + CHUNK])
+            for slot in slots
+            for start in range(0, slot.stored.size, CHUNK)
+        ]
+
+    def _fill(self, tensors: Sequence[Stored]) -> None:
+        """theta := the stored values of exactly the arena's tensors. Errors: ModelError."""
+        stored = {tensor.name: tensor for tensor in tensors}
+        if {name: tensor.shape for name, tensor in stored.items()} != {name: self.shape(name) for name in self.names}:
+            raise ModelError("its tensors are not those of the model")
+        threads.run(lambda slot: stored[slot.stored.name].read_into(self._elements(slot)), self._slots.values())
+
+    def _perturb(self, outs: dict[Slot, Array], member: Member | None) -> None:
+        """Fill the flat arrays with the cast perturbed tensors."""
+        noisy = _perturbation(member)
+
+        def perturb(piece: Piece) -> None:
+            out = outs[piece.slot][piece.start : piece.start + piece.theta.size]
+            reached = noisy if piece.slot.trained else None
+            kernels().perturb(piece.theta, out, piece.slot.ident, reached, start=piece.start)
+
+        threads.run(perturb, self._pieces(outs))
+
+    def _advance(self, updates: list[Update], rank: int, num_ranks: int) -> UpdateReport:
+        """Apply one rank's share of the updates; every num_ranks-th piece is this rank's."""
+        begin = time.monotonic()
+        traces: dict[int, Trace] = {}
+        pieces = self._pieces(self._slots.values())
+
+        def advance(index: int) -> None:
+            slot, start, theta = pieces[index]
+            if slot.trained and updates:
+                traces[index] = kernels().update(theta, slot.ident, updates, start=start)
+            else:
+                digest = kernels().digest(theta, slot.ident, start=start)
+                traces[index] = Trace([digest] * max(1, len(updates)), [0.0] * len(updates))
+
+        threads.run(advance, range(rank, len(pieces), num_ranks))
+        self.version += len(updates)
+        ordered = [traces[index] for index in sorted(traces)]
+        digests = [sum(trace.digests[i] for trace in ordered) % 2**64 for i in range(max(1, len(updates)))]
+        squares = [math.fsum(trace.squares[i] for trace in ordered) for i in range(len(updates))]
+        return UpdateReport(tuple(digests), tuple(squares), time.monotonic() - begin)
+
+
+def _perturbation(member: Member | None) -> Perturbation | None:
+    if member is None:
+        return None
+    scale = float(np.float32(member.sigma * member.sign / 4096))
+    return Perturbation(member.seed, scale, member.subspace, member.num_subspaces, member.partition_seed)
+
+
+def _update(commit: Commit) -> Update:
+    members = () if commit.null else commit.members
+    return Update(
+        [member.seed for member in members],
+        [member.coefficient for member in members],
+        [member.subspace for member in members],
+        commit.num_subspaces,
+        commit.partition_seed,
+    )
+
+
+def _as_floats(buffer: Any, size: int) -> Array:
+    """The first `size` floats of a writable buffer. Errors: ModelError when it is too small."""
+    floats = np.frombuffer(buffer, np.uint8)
+    if floats.nbytes < 4 * size or not floats.flags.writeable:
+        raise ModelError(f"the arena needs {4 * size} writable bytes, the given memory has {floats.nbytes}")
+    return floats[: 4 * size].view(np.float32)

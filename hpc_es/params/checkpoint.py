@@ -1,0 +1,129 @@
+"""Checkpoints of a run: theta_v as fp32 safetensors, with a manifest that names its digest.
+
+Invariant: a folder with a checkpoint's name is complete and on disk. It is written under a temporary name, synced
+and renamed, so that an interrupted write leaves nothing that counts. The base model is checkpoint 0 and not here.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import Struct
+
+from hpc_es.errors import StoreError
+from hpc_es.params.weights import write as write_safetensors
+from hpc_es.paths import RunPaths
+
+if TYPE_CHECKING:
+    from hpc_es.params.arena import Arena
+
+THETA, MANIFEST = "theta.safetensors", "manifest.json"
+
+_TEMPORARY = ".writing-"
+
+log = logging.getLogger(__name__)
+
+
+class Manifest(Struct, frozen=True):
+    """manifest.json: what a checkpoint, or an exported folder, holds."""
+
+    version: int
+    digest: int
+    """Of theta_version in fp32, whatever type the weights beside it have."""
+    base_digest: int
+    num_parameters: int
+    dtype: str = "float32"
+    """Of the weights beside it."""
+
+
+def write(run: RunPaths, arena: "Arena", digest: int | None = None) -> Path:
+    """Write theta_version and return its folder; `digest` saves a pass where it is known.
+
+    theta must not change meanwhile. A checkpoint of the same version is replaced unless it has the same digest.
+    Errors: StoreError, for instance when the disk is full; nothing is left behind.
+    """
+    folder, digest = run.checkpoint(arena.version), arena.digest() if digest is None else digest
+    manifest = Manifest(arena.version, digest, arena.base_digest, arena.num_parameters)
+    if folder.exists():
+        with contextlib.suppress(StoreError):
+            if read_manifest(folder) == manifest:
+                return folder
+        shutil.rmtree(folder, ignore_errors=True)
+    with written_whole(folder) as temporary:
+        tensors = ((name, "F32", arena.shape(name), arena.tensor(name)) for name in arena.names)
+        write_safetensors(temporary / THETA, tensors)
+        write_manifest(temporary, manifest)
+    return folder
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Errors: StoreError."""
+    path = folder / MANIFEST
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise StoreError(f"{path} is damaged ({error}); remove its folder") from error
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+
+
+def restore(run: RunPaths, arena: "Arena", version: int) -> int:
+    """theta := the newest intact checkpoint at or before `version`, else theta_0. Returns its version.
+
+    Damaged checkpoints are passed over with a warning. Errors: ModelError when the base has changed.
+    """
+    for written, folder in reversed(run.written_checkpoints()):
+        if written <= version:
+            try:
+                arena.reload(folder)
+            except StoreError as error:
+                log.warning("%s; going on without it", error)
+            else:
+                return written
+    arena.reload(None)
+    return 0
+
+
+def prune(run: RunPaths, keep: int) -> None:
+    """Remove all but the newest `keep` checkpoints, and what interrupted writes left."""
+    for _, folder in run.written_checkpoints()[:-keep]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for folder in run.checkpoints.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """Gives a temporary folder beside `folder`; on success everything in it is synced and it takes the name.
+
+    Errors: StoreError for whatever the file system refuses; the temporary folder is removed.
+    """
+    temporary = folder.with_name(f"{_TEMPORARY}{folder.name}-{os.getpid()}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for path in (*temporary.rglob("*"), temporary):
+            _sync(path)
+        temporary.rename(folder)
+        _sync(folder.parent)
+    except OSError as error:
+        raise StoreError(f"{folder} cannot be written ({error.strerror}); make room or change its rights") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

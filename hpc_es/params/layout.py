@@ -1,0 +1,99 @@
+"""Where each tensor lies in an arena, and the memory that an arena may take.
+
+Invariant: the layout depends on the checkpoint's headers only: tensors in the order of their names, every offset a
+multiple of eight elements (one block of noise).
+"""
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from hpc_es.errors import ModelError
+from hpc_es.noise import BLOCK, tensor_id
+from hpc_es.params.weights import Stored, scan
+
+_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One tensor of the arena; offset in elements."""
+
+    stored: Stored
+    ident: int
+    offset: int
+    trained: bool
+
+
+def lay_out(path: str | Path, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[Slot]:
+    """The slots of a checkpoint's tensors in canonical order.
+
+    Errors: ModelError for a checkpoint that cannot be used, two names with one id, or a scope that trains nothing.
+    """
+    slots, offset, names_by_id = list[Slot](), 0, dict[int, str]()
+    for tensor in scan(Path(path)):
+        ident = tensor_id(tensor.name)
+        if (other := names_by_id.setdefault(ident, tensor.name)) != tensor.name:
+            raise ModelError(f"{path}: {other} and {tensor.name} have the same 64-bit id; rename one of them")
+        slots.append(Slot(tensor, ident, offset, _in_scope(tensor.name, include, exclude)))
+        offset += -(-tensor.size // BLOCK) * BLOCK
+    if not any(slot.trained for slot in slots):
+        raise ModelError(
+            f"model.include={list(include)} and model.exclude={list(exclude)} leave nothing to train of the "
+            f"{len(slots)} tensors in {path}" + (f", such as {slots[0].stored.name}" if slots else "")
+        )
+    return slots
+
+
+def num_elements(slots: Sequence[Slot]) -> int:
+    """Elements of the buffer, padding included."""
+    return max((slot.offset + -(-slot.stored.size // BLOCK) * BLOCK for slot in slots), default=0)
+
+
+def num_bytes(path: str | Path) -> int:
+    """Bytes of the arena of a checkpoint. Errors: ModelError."""
+    return 4 * num_elements(lay_out(path))
+
+
+def memory_limit() -> int:
+    """Bytes that this node lets us use: the smaller of its memory and the cgroup's limit."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in map(Path, _CGROUP_LIMITS):
+        if path.is_file() and (text := path.read_text().strip()).isdigit():
+            limits.append(int(text))
+    return min(limits)
+
+
+def check_memory(path: str | Path, num_arenas: int = 1, limit: int | None = None) -> None:
+    """Refuse when the arenas on this node would exceed `limit` bytes (default: memory_limit()). Errors: ModelError."""
+    each, limit = num_bytes(path), memory_limit() if limit is None else limit
+    if num_arenas * each > limit:
+        raise ModelError(
+            f"{num_arenas} arenas of {each / 2**30:.2f} GiB for {path} need more than the {limit / 2**30:.2f} GiB "
+            f"that this node allows; {limit // each} would fit: start fewer workers here, or ask for more memory"
+        )
+
+
+def share_memory(size: int) -> tuple[mmap.mmap, Path]:
+    """Memory without a name in any file system, and the path by which other processes of this user can open it."""
+    descriptor = os.memfd_create("hpc-es-arena")
+    os.ftruncate(descriptor, max(size, 1))
+    return mmap.mmap(descriptor, 0), Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+
+def attach_memory(path: Path) -> mmap.mmap:
+    """Map what share_memory made, perhaps in another process. Errors: ModelError when it is gone."""
+    try:
+        with path.open("r+b") as file:
+            return mmap.mmap(file.fileno(), 0)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the arena at {path} cannot be attached ({error}); its owner has ended") from error
+
+
+def _in_scope(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in include) and not any(
+        fnmatchcase(name, pattern) for pattern in exclude
+    )
