@@ -70,6 +70,14 @@ class RunPaths:
         """(generation, path) of every journal segment, in order."""
         return _numbered(self.root, _SEGMENT)
 
+    def later_eval(self, name: str) -> Path:
+        """Journal of an evaluation made after the run."""
+        return self.evals / f"{name}.hpcj"
+
+    def later_evals(self) -> list[Path]:
+        """Those that are there, by name."""
+        return sorted(self.evals.glob("[!.]*.hpcj"))
+
     def checkpoint(self, version: int) -> Path:
         return self.checkpoints / f"v{version:08d}"
 

@@ -40,7 +40,8 @@ _decoder = msgspec.msgpack.Decoder(list[AnyRecord])
 Warn = Callable[[str], None]
 
 
-def _warn(text: str) -> None:
+def warn_python(text: str) -> None:
+    """The default `warn`: a Python warning."""
     warnings.warn(text, stacklevel=3)
 
 
@@ -137,7 +138,7 @@ class JournalWriter:
         return error
 
 
-def read_journal(root: Path, *, warn: Warn = _warn) -> Iterator[AnyRecord]:
+def read_journal(root: Path, *, warn: Warn = warn_python) -> Iterator[AnyRecord]:
     """All records that count, in order, over all segments; nothing when there is no journal. Never writes.
 
     Errors, while iterating: JournalDamaged with file and offset; StoreError for a newer schema or format.
@@ -146,7 +147,21 @@ def read_journal(root: Path, *, warn: Warn = _warn) -> Iterator[AnyRecord]:
         yield from segment.records(warn)
 
 
-def read_file(path: Path, *, warn: Warn = _warn) -> Iterator[AnyRecord]:
+@dataclass(frozen=True)
+class JournalEnd:
+    """Where a journal ends: the newest generation that began, and how many bytes of its segment are valid."""
+
+    generation: int
+    num_bytes: int
+
+
+def journal_end(root: Path) -> JournalEnd | None:
+    """None when there is no journal. Reads the newest segment once. Errors: as `read_journal`."""
+    chain = _chain(RunPaths(root))
+    return JournalEnd(chain[-1].started.generation, chain[-1].valid_bytes()) if chain else None
+
+
+def read_file(path: Path, *, warn: Warn = warn_python) -> Iterator[AnyRecord]:
     """All records of a journal that stands alone (an evaluation made later, a model). Errors as `read_journal`."""
     segment = _Segment.open(path)
     if segment is None:

@@ -1,0 +1,282 @@
+"""run.h5: the tables of a run, derived from its journal and from nothing else.
+
+Invariant: whatever happens to run.h5 costs no information. A writer builds it anew under a temporary name, renames it,
+and from then on appends and updates it in place, open only during a `flush`. The attribute `complete` is 0 while a
+flush is under way, so that a file whose writer was killed is recognised; a file that is missing, damaged or not the
+one this writer left is built again from the journal. A write that fails is reported and tried again later; it loses
+nothing and never has to stop a run.
+"""
+
+import itertools
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from hpc_es.errors import StoreError
+from hpc_es.paths import RunPaths
+from hpc_es.store.journal import Warn, journal_end, read_journal, warn_python, write_file
+from hpc_es.store.projection import Changes, Projection, merge_later
+from hpc_es.store.records import AnyRecord, Started
+from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
+
+RETRY_SECONDS = 30.0
+"""Between two attempts to build the file again after a failure: each one reads the whole journal."""
+
+_SPILL_CELLS = 500_000
+"""While a file is being built, changes are written out whenever there are so many: bounds memory."""
+_CHUNK_ROWS = 1024
+_GAP_ROWS = 256
+"""Changed rows that are closer than this are written in one piece."""
+
+_FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
+"""What h5py raises for full disks and damaged files, depending on where it notices."""
+
+
+class Hdf5Writer:
+    """Keeps run.h5 up to date. `add` every record once it is durable, from the first of the journal on."""
+
+    def __init__(self, paths: RunPaths, *, locking: bool = False, warn: Warn = warn_python) -> None:
+        self._paths = paths
+        self._locking = locking
+        self._warn = warn
+        self._token = uuid.uuid4().hex
+        self._num_records = 0
+        self._projection: Projection | None = Projection()
+        """None after a failure: what it had to say is lost, and comes again from the journal."""
+        self._rows_written = dict.fromkeys(TABLES, 0)
+        self._building = True
+        self._retry_at = 0.0
+
+    def add(self, record: AnyRecord) -> None:
+        """Fold a record in; `flush` makes it visible. Errors: StoreError when the journal contradicts itself."""
+        self._num_records += 1
+        if self._projection is None:
+            return
+        self._projection.add(record)
+        if self._building and self._projection.num_cells > _SPILL_CELLS:
+            try:
+                self._spill(self._projection)
+            except _FAILURES as error:
+                self._fail(error)
+                self._retry_at = 0.0  # the next flush tries again, and reports
+
+    def flush(self, journal_bytes: int, *, last: bool = False) -> None:
+        """Write what has changed since the last flush. `journal_bytes`: durable bytes of the newest segment.
+
+        Errors: StoreError when it cannot be written; nothing is lost, later flushes try again (`last`: at once).
+        """
+        if self._projection is None:
+            if time.monotonic() < self._retry_at and not last:
+                return
+            self._refold()
+        elif not self._building and not self._update(self._projection, journal_bytes):
+            self._refold()
+        if self._building:
+            assert self._projection is not None
+            self._build(self._projection, journal_bytes)
+
+    # --- building a new file -----------------------------------------------------------------------------------
+
+    @property
+    def _temporary(self) -> Path:
+        return self._paths.root / f".{self._paths.hdf5.name}.{self._token}"
+
+    def _refold(self) -> None:
+        """Begin again with the records that this writer has been given so far. Errors: StoreError."""
+        self._temporary.unlink(missing_ok=True)
+        self._building, self._rows_written = True, dict.fromkeys(TABLES, 0)
+        projection = Projection()
+        try:
+            for record in itertools.islice(read_journal(self._paths.root, warn=self._warn), self._num_records):
+                projection.add(record)
+                if projection.num_cells > _SPILL_CELLS:
+                    self._spill(projection)
+        except (*_FAILURES, StoreError) as error:
+            raise self._fail(error) from error
+        self._projection = projection
+
+    def _spill(self, projection: Projection) -> None:
+        new = not self._temporary.exists()
+        with self._open(self._temporary, "a") as file:
+            if new:
+                _create_tables(file)
+            self._apply(file, projection.take())
+
+    def _build(self, projection: Projection, journal_bytes: int) -> None:
+        if projection.started is None:
+            raise StoreError(
+                f"cannot write {self._paths.hdf5}: no record has been added, and the first must be Started"
+            )
+        merged = list(merge_later(projection, self._paths.later_evals(), self._warn))
+        try:
+            self._spill(projection)
+            with self._open(self._temporary, "r+") as file:
+                _describe(file, projection.started, self._token, merged)
+                _mark_complete(file, projection, journal_bytes)
+            os.replace(self._temporary, self._paths.hdf5)
+        except _FAILURES as error:
+            raise self._fail(error) from error
+        self._building = False
+
+    # --- the file that exists ----------------------------------------------------------------------------------
+
+    def _update(self, projection: Projection, journal_bytes: int) -> bool:
+        """False when the file is not the one that this writer left."""
+        if not projection.num_cells:
+            return True
+        try:
+            file = self._open(self._paths.hdf5, "r+")
+        except _FAILURES:
+            return False
+        try:
+            with file:
+                if file.attrs.get("writer") != self._token or not file.attrs.get("complete"):
+                    return False
+                file.attrs["complete"] = 0
+                file.flush()
+                self._apply(file, projection.take())
+                file.flush()
+                _mark_complete(file, projection, journal_bytes)
+        except _FAILURES as error:
+            raise self._fail(error) from error
+        return True
+
+    def _open(self, path: Path, mode: str) -> h5py.File:
+        # No file locks by default: NFS and Lustre often lack them, and then HDF5 refuses to open the file at all.
+        # There is one writer, and readers see by `complete` whether they came in the middle of a flush.
+        return h5py.File(path, mode, locking=self._locking)
+
+    def _apply(self, file: h5py.File, changes: Changes) -> None:
+        for table, columns in TABLES.items():
+            num_rows, cells = changes.num_rows[table], changes.cells[table]
+            grown = num_rows > self._rows_written[table]
+            for column in columns:
+                if grown or column.name in cells:
+                    dataset = file[table][column.name]
+                    if grown:
+                        dataset.resize((num_rows,))
+                    _write_cells(dataset, column, cells.get(column.name, {}))
+            self._rows_written[table] = num_rows
+
+    def _fail(self, error: Exception) -> StoreError:
+        """Forget the present state; the next attempt starts from the journal."""
+        self._projection = None
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+        self._temporary.unlink(missing_ok=True)
+        return StoreError(f"cannot write {self._paths.hdf5} ({error}); nothing is lost, the journal has it all")
+
+
+def rebuild(root: Path, *, locking: bool = False, warn: Warn = warn_python) -> Path:
+    """Build run.h5 from the journal and the journals of later evaluations. Returns its path. Errors: StoreError."""
+    paths = RunPaths(root)
+    end = journal_end(root)
+    if end is None:
+        raise StoreError(f"{root} has no journal: it is not the folder of a run that has begun")
+    writer = Hdf5Writer(paths, locking=locking, warn=warn)
+    for record in read_journal(root, warn=warn):
+        writer.add(record)
+    writer.flush(end.num_bytes)
+    return paths.hdf5
+
+
+def write_eval_journal(paths: RunPaths, name: str, records: Iterable[AnyRecord]) -> Path:
+    """Record an evaluation made after the run as evals/NAME.hpcj: Started, then Planned and Reported records.
+
+    Errors: StoreError when the name is taken or the file cannot be written.
+    """
+    path = paths.later_eval(name)
+    if path.exists():
+        raise StoreError(f"{path} exists already; choose another name")
+    paths.evals.mkdir(exist_ok=True)
+    write_file(path, records)
+    return path
+
+
+# --- HDF5 -------------------------------------------------------------------------------------------------------
+
+
+def _create_tables(file: h5py.File) -> None:
+    for table, columns in TABLES.items():
+        group = file.create_group(table)
+        for column in columns:
+            dataset = group.create_dataset(
+                column.name,
+                (0,),
+                _stored_dtype(column),
+                maxshape=(None,),
+                chunks=(_CHUNK_ROWS,),
+                fillvalue=_fill(column),
+            )
+            dataset.attrs["unit"] = column.unit
+            dataset.attrs["meaning"] = column.meaning
+            if column.null is not None:
+                dataset.attrs["null"] = _STORED[column.dtype].type(column.null)
+
+
+def _describe(file: h5py.File, started: Started, token: str, merged: list[str]) -> None:
+    file.attrs["schema_version"] = SCHEMA_VERSION
+    file.attrs["run_id"] = started.run_id
+    file.attrs["config"] = started.config_json
+    file.attrs["base_digest"] = np.uint64(started.base_digest)
+    file.attrs["versions"] = json.dumps(started.versions, sort_keys=True)
+    file.attrs["generation"] = started.generation
+    file.attrs["later_evals"] = json.dumps(merged)
+    file.attrs["writer"] = token
+
+
+def _mark_complete(file: h5py.File, projection: Projection, journal_bytes: int) -> None:
+    file.attrs["journal_bytes"] = journal_bytes
+    file.attrs["finished"] = projection.finished
+    file.flush()
+    file.attrs["complete"] = 1
+
+
+_STORED: dict[str, np.dtype[Any]] = {
+    "int32": np.dtype("int32"),
+    "int64": np.dtype("int64"),
+    "uint64": np.dtype("uint64"),
+    "float64": np.dtype("float64"),
+    "bool": np.dtype("bool"),
+}
+
+
+def _stored_dtype(column: Column) -> np.dtype[Any]:
+    if column.dtype == "str":
+        return h5py.string_dtype()
+    if column.dtype == "choice":
+        return h5py.enum_dtype({word: number for number, word in enumerate(column.choices)}, basetype="i1")
+    return _STORED[column.dtype]
+
+
+def _fill(column: Column) -> Any:
+    """HDF5's own default (empty string, first choice) where it is what the schema says anyway."""
+    return None if column.dtype in ("str", "choice") else column.fill
+
+
+def _write_cells(dataset: h5py.Dataset, column: Column, cells: dict[int, Any]) -> None:
+    encode: Callable[[Any], Any] = column.choices.index if column.choices else lambda value: value
+    for rows in _spans(sorted(cells)):
+        start, stop = rows[0], rows[-1] + 1
+        if len(rows) == stop - start:
+            values = [encode(cells[row]) for row in rows]
+        else:
+            values = list(dataset[start:stop])
+            for row in rows:
+                values[row - start] = encode(cells[row])
+        dataset[start:stop] = np.array(values, dtype=object if column.dtype == "str" else dataset.dtype)
+
+
+def _spans(rows: list[int]) -> Iterator[list[int]]:
+    """Cut sorted rows wherever more than _GAP_ROWS lie between two."""
+    start = 0
+    for end in range(1, len(rows) + 1):
+        if end == len(rows) or rows[end] - rows[end - 1] > _GAP_ROWS:
+            yield rows[start:end]
+            start = end

@@ -1,0 +1,453 @@
+"""From journal records to table rows: what changes in run.h5 when a record is added.
+
+A pure fold. It keeps no rows, only where they are and what later records need, so its memory grows by a few hundred
+bytes per evaluation, and what has to be written is proportional to what has changed since the last `take`.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_es.errors import StoreError
+from hpc_es.es.records import Assignment, Commit, EvalId, Result
+from hpc_es.store import records as journal
+from hpc_es.store.journal import Warn, read_file
+from hpc_es.store.schema import TABLES
+
+RUN = "run"
+"""The `source` of everything that the run itself measured."""
+
+
+@dataclass
+class Changes:
+    """New cell values by table, column and row, and how many rows each table has by now."""
+
+    num_rows: dict[str, int]
+    cells: dict[str, dict[str, dict[int, Any]]] = field(default_factory=lambda: {table: {} for table in TABLES})
+    num_cells: int = 0
+
+    def set(self, table: str, row: int, **values: Any) -> None:
+        columns = self.cells[table]
+        for name, value in values.items():
+            columns.setdefault(name, {})[row] = value
+        self.num_cells += len(values)
+
+
+@dataclass
+class _Evaluation:
+    row: int
+    kind: str
+    status: str = "planned"
+    worker: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class _Eval:
+    """The batches of one evaluated version: slot -> (reward, success) of its tasks, None until they are in."""
+
+    row: int | None = None
+    slots: dict[int, list[tuple[float, bool]] | None] = field(default_factory=dict)
+
+
+@dataclass
+class _Worker:
+    row: int
+    host: str
+    slurm_job: str
+    array_task: str
+    since: float | None
+    """Start of the present connection; None while there is none."""
+    seconds_before: float = 0.0
+    seconds_busy: float = 0.0
+    seconds_useful: float = 0.0
+    num_results: int = 0
+    num_accepted: int = 0
+    num_errors: int = 0
+
+
+class Projection:
+    """`add` the records of a run in order, then `add_later` those of later evaluations; `take` what changed."""
+
+    def __init__(self) -> None:
+        self.started: journal.Started | None = None
+        """First record of the newest segment."""
+        self.finished = False
+        self._num_rows = dict.fromkeys(TABLES, 0)
+        self._changes = Changes(self._num_rows)
+        self._evaluations: dict[tuple[str, EvalId], _Evaluation] = {}
+        self._evals: dict[tuple[str, int], _Eval] = {}
+        self._updates: dict[int, int] = {}
+        self._workers: dict[str, _Worker] = {}
+        self._leased: set[EvalId] = set()
+        self._discarded = 0
+        self._time = 0.0
+
+    @property
+    def num_cells(self) -> int:
+        """Changed since the last `take`."""
+        return self._changes.num_cells
+
+    def take(self) -> Changes:
+        """What changed since the last call."""
+        changes, self._changes = self._changes, Changes(self._num_rows)
+        changes.num_rows = dict(self._num_rows)
+        return changes
+
+    def add(self, record: journal.AnyRecord) -> None:
+        """Errors: StoreError when the record speaks of something that no earlier record introduced."""
+        match record:
+            case journal.Started():
+                self._start(record)
+            case journal.Planned(assignments=assignments):
+                self._plan(RUN, record.time, assignments)
+            case journal.Joined():
+                self._join(record)
+            case journal.Left(worker=worker, reason=reason):
+                self._leave(worker, record.time, reason)
+                self._event(record.time, "info", f"worker {worker} left", reason)
+            case journal.Leased(eval_id=eval_id, worker=worker, attempt=attempt):
+                self._lease(record.time, eval_id, worker, attempt)
+            case journal.Unleased(eval_id=eval_id, worker=worker, reason=reason):
+                self._set_status(self._evaluation(RUN, eval_id), "planned")
+                self._leased.discard(eval_id)
+                self._event(record.time, "info", f"evaluation {eval_id} taken back from {worker}", reason)
+            case journal.Reported():
+                self._report(RUN, record)
+            case journal.Voided(eval_id=eval_id, reason=reason):
+                self._void(record.time, eval_id, reason)
+            case journal.Committed(commit=commit):
+                self._commit(record.time, commit)
+            case journal.Digested():
+                self._digest(record)
+            case journal.Checkpointed(version=version):
+                self._event(record.time, "info", f"checkpoint of version {version}")
+            case journal.Noted(level=level, what=what, detail=detail):
+                self._event(record.time, level, what, detail)
+            case journal.Stopped(reason=reason, finished=finished):
+                self.finished = finished
+                self._close_all(record.time, "the head stopped")
+                self._event(record.time, "info", "head stopped", reason)
+        self._time = record.time
+
+    def add_later(self, name: str, records: Iterable[journal.AnyRecord]) -> None:
+        """Evaluations made after the run; `name` is their `source`."""
+        for record in records:
+            match record:
+                case journal.Planned(assignments=assignments):
+                    self._plan(name, record.time, assignments)
+                case journal.Reported():
+                    self._report(name, record)
+
+    # --- heads and workers -----------------------------------------------------------------------------------
+
+    def _start(self, record: journal.Started) -> None:
+        for eval_id in self._leased:  # a new head takes leases up again only when their holders say Hello
+            self._set_status(self._evaluation(RUN, eval_id), "planned")
+        self._leased.clear()
+        self._close_all(self._time, "its head ended")
+        self.started, self.finished = record, False
+        self._event(record.time, "info", "head started", f"generation {record.generation} on {record.host}")
+
+    def _join(self, record: journal.Joined) -> None:
+        name, facts = record.worker, record.facts
+        self._event(record.time, "info", f"worker {name} joined", record.host)
+        if (known := self._workers.get(name)) is not None:
+            known.since = record.time
+            self._changes.set("workers", known.row, time_left=math.nan, left="")
+            return
+        worker = _Worker(
+            self._new_row("workers"),
+            record.host,
+            facts.get("slurm_job", ""),
+            facts.get("array_task", ""),
+            since=record.time,
+        )
+        self._workers[name] = worker
+        self._changes.set(
+            "workers",
+            worker.row,
+            worker=name,
+            seat=record.seat,
+            host=record.host,
+            pid=record.pid,
+            slurm_job=worker.slurm_job,
+            array_task=worker.array_task,
+            facts=json.dumps(facts, sort_keys=True),
+            time_joined=record.time,
+        )
+        self._count(worker, record.time)
+
+    def _leave(self, name: str, time: float, reason: str) -> None:
+        worker = self._workers.get(name)
+        if worker is None or worker.since is None:
+            return
+        worker.seconds_before += max(time - worker.since, 0.0)
+        worker.since = None
+        self._changes.set("workers", worker.row, time_left=time, left=reason)
+        self._count(worker, time)
+
+    def _close_all(self, time: float, reason: str) -> None:
+        for name in self._workers:
+            self._leave(name, time, reason)
+
+    def _count(self, worker: _Worker, time: float) -> None:
+        """Bring the sums of a worker's row up to date."""
+        connected = worker.seconds_before + (max(time - worker.since, 0.0) if worker.since is not None else 0.0)
+        self._changes.set(
+            "workers",
+            worker.row,
+            seconds_connected=connected,
+            seconds_busy=worker.seconds_busy,
+            seconds_useful=worker.seconds_useful,
+            num_results=worker.num_results,
+            num_accepted=worker.num_accepted,
+            num_errors=worker.num_errors,
+        )
+
+    def _count_accepted(self, evaluation: _Evaluation, time: float, change: int) -> None:
+        """An evaluation was accepted (+1), or is no longer (-1)."""
+        worker = self._workers.get(evaluation.worker)
+        if worker is not None:
+            worker.num_accepted += change
+            worker.seconds_useful += change * evaluation.seconds
+            self._count(worker, time)
+
+    # --- evaluations -----------------------------------------------------------------------------------------
+
+    def _plan(self, source: str, time: float, assignments: Iterable[Assignment]) -> None:
+        for assignment in assignments:
+            evaluation = _Evaluation(self._new_row("evaluations"), assignment.kind)
+            self._evaluations[source, assignment.eval_id] = evaluation
+            train = assignment.kind == "train"
+            self._changes.set(
+                "evaluations",
+                evaluation.row,
+                **_identity(source, assignment.eval_id, assignment.kind),
+                status="planned",
+                sampling_seed=assignment.sampling_seed,
+                num_tasks=len(assignment.tasks),
+                time_planned=time,
+            )
+            if train:
+                self._changes.set("evaluations", evaluation.row, planned_update=assignment.update)
+            else:
+                batches = self._evals.setdefault((source, assignment.version), _Eval())
+                batches.slots[assignment.eval_id.slot] = None
+            if (member := assignment.member) is not None:
+                self._changes.set(
+                    "evaluations",
+                    evaluation.row,
+                    seed=member.seed,
+                    sign=member.sign,
+                    sigma=member.sigma,
+                    subspace=member.subspace,
+                )
+
+    def _lease(self, time: float, eval_id: EvalId, worker: str, attempt: int) -> None:
+        evaluation = self._evaluation(RUN, eval_id)
+        self._set_status(evaluation, "leased")
+        self._leased.add(eval_id)
+        self._set_worker(evaluation, worker)
+        self._changes.set("evaluations", evaluation.row, time_leased=time, attempt=attempt)
+
+    def _report(self, source: str, record: journal.Reported) -> None:
+        result = record.result
+        evaluation = self._evaluation(source, result.eval_id)
+        if evaluation.status in ("accepted", "void"):
+            return  # nothing that was settled is counted again
+        self._leased.discard(result.eval_id)
+        self._set_worker(evaluation, record.worker)
+        self._set_status(evaluation, "reported")
+        evaluation.seconds = result.seconds_update + result.seconds_perturb + result.seconds_rollout
+        self._changes.set(
+            "evaluations",
+            evaluation.row,
+            **_measured(result),
+            time_started=record.started,
+            time_finished=record.finished,
+            time_received=record.time,
+            attempt=record.attempt,
+        )
+        self._add_episodes(source, evaluation.kind, result)
+        if (worker := self._workers.get(record.worker)) is not None:
+            worker.num_results += 1
+            worker.num_errors += result.error is not None
+            worker.seconds_busy += evaluation.seconds
+            self._count(worker, record.time)
+        if evaluation.kind == "eval" and result.error is None:
+            self._set_status(evaluation, "accepted")
+            self._count_accepted(evaluation, record.time, +1)
+            rewards = [(episode.reward, episode.success) for episode in result.episodes]
+            self._evals[source, result.eval_id.version].slots[result.eval_id.slot] = rewards
+            self._write_eval(source, result.eval_id.version, record.time)
+
+    def _add_episodes(self, source: str, kind: str, result: Result) -> None:
+        identity = _identity(source, result.eval_id, kind)
+        for position, episode in enumerate(result.episodes):
+            row = self._new_row("episodes")
+            values = {name: getattr(episode, name) for name in episode.__struct_fields__}
+            self._changes.set("episodes", row, **identity, position=position, **values)
+
+    def _void(self, time: float, eval_id: EvalId, reason: str) -> None:
+        evaluation = self._evaluation(RUN, eval_id)
+        if evaluation.status == "accepted":
+            self._count_accepted(evaluation, time, -1)
+        self._set_status(evaluation, "void")
+        self._leased.discard(eval_id)
+        self._changes.set("evaluations", evaluation.row, error=reason)
+        if evaluation.kind == "train":
+            self._discarded += 1
+        else:
+            self._evals[RUN, eval_id.version].slots[eval_id.slot] = None
+            self._write_eval(RUN, eval_id.version, time)
+
+    def _write_eval(self, source: str, version: int, time: float) -> None:
+        """The row of an evaluated version: when all its batches are in, or one that was in is void."""
+        evaluated = self._evals[source, version]
+        batches = [batch for batch in evaluated.slots.values() if batch is not None]
+        complete = len(batches) == len(evaluated.slots)
+        if evaluated.row is None:
+            if not complete:
+                return
+            evaluated.row = self._new_row("evals")
+        tasks = [task for batch in batches for task in batch] if complete else []
+        rewards = [reward for reward, _ in tasks]
+        mean, spread = _mean(rewards), _std(rewards, ddof=1)
+        self._changes.set(
+            "evals",
+            evaluated.row,
+            source=source,
+            version=version,
+            num_tasks=len(tasks),
+            reward_mean=mean,
+            standard_error=spread / math.sqrt(len(tasks)) if tasks else math.nan,
+            success_rate=_mean([float(success) for _, success in tasks]),
+            time=time,
+        )
+
+    # --- updates ---------------------------------------------------------------------------------------------
+
+    def _commit(self, time: float, commit: Commit) -> None:
+        consumed = commit.version - 1
+        for member in commit.members:
+            evaluation = self._evaluation(RUN, member.eval_id)
+            self._set_status(evaluation, "accepted")
+            self._count_accepted(evaluation, time, +1)
+            self._changes.set(
+                "evaluations",
+                evaluation.row,
+                consumed_version=consumed,
+                lag=consumed - member.eval_id.version,
+                utility=member.utility,
+                coefficient=member.coefficient,
+            )
+        row = self._updates[commit.version] = self._new_row("updates")
+        fitness = [member.fitness for member in commit.members]
+        lags = [consumed - member.eval_id.version for member in commit.members]
+        self._changes.set(
+            "updates",
+            row,
+            version=commit.version,
+            alpha=commit.alpha,
+            sigma=_mean([member.sigma for member in commit.members]),
+            num_members=len(commit.members),
+            fitness_mean=_mean(fitness),
+            fitness_std=_std(fitness, ddof=0),
+            fitness_min=min(fitness, default=math.nan),
+            fitness_max=max(fitness, default=math.nan),
+            null=commit.null,
+            lag_mean=_mean([float(lag) for lag in lags]),
+            lag_max=max(lags, default=0),
+            discarded=self._discarded,
+            num_subspaces=commit.num_subspaces,
+            partition_seed=commit.partition_seed,
+            time_committed=time,
+        )
+        self._discarded = 0
+
+    def _digest(self, record: journal.Digested) -> None:
+        row = self._updates.get(record.version)
+        if row is None:
+            raise StoreError(f"the journal has a digest of theta_{record.version}, but no commit that made it")
+        self._changes.set(
+            "updates", row, digest=record.digest, update_norm=record.update_norm, seconds_update=record.seconds
+        )
+
+    # --- rows ------------------------------------------------------------------------------------------------
+
+    def _new_row(self, table: str) -> int:
+        row = self._num_rows[table]
+        self._num_rows[table] += 1
+        return row
+
+    def _event(self, time: float, level: str, what: str, detail: str = "") -> None:
+        self._changes.set("events", self._new_row("events"), time=time, level=level, what=what, detail=detail)
+
+    def _evaluation(self, source: str, eval_id: EvalId) -> _Evaluation:
+        try:
+            return self._evaluations[source, eval_id]
+        except KeyError:
+            raise StoreError(f"the journal speaks of evaluation {eval_id}, which was never planned") from None
+
+    def _set_status(self, evaluation: _Evaluation, status: str) -> None:
+        evaluation.status = status
+        self._changes.set("evaluations", evaluation.row, status=status)
+
+    def _set_worker(self, evaluation: _Evaluation, name: str) -> None:
+        if name == evaluation.worker:
+            return
+        evaluation.worker = name
+        self._changes.set("evaluations", evaluation.row, worker=name)
+        if (worker := self._workers.get(name)) is not None:
+            place = {"host": worker.host, "slurm_job": worker.slurm_job, "array_task": worker.array_task}
+            self._changes.set("evaluations", evaluation.row, **place)
+
+
+def merge_later(projection: Projection, files: Iterable[Path], warn: Warn) -> Iterator[str]:
+    """Fold in journals of evaluations made after the run; yields the names of those that could be read."""
+    for path in files:
+        try:
+            projection.add_later(path.stem, list(read_file(path, warn=warn)))
+        except StoreError as error:  # one bad file must not hide the run
+            warn(f"{path.name} is left out: {error}")
+        else:
+            yield path.stem
+
+
+def _identity(source: str, eval_id: EvalId, kind: str) -> dict[str, Any]:
+    return {
+        "source": source,
+        "dispatch_version": eval_id.version,
+        "slot": eval_id.slot,
+        "replacement": eval_id.replacement,
+        "kind": kind,
+    }
+
+
+def _measured(result: Result) -> dict[str, Any]:
+    return {
+        "fitness": result.fitness,
+        "turns": sum(episode.turns for episode in result.episodes),
+        "tokens_in": sum(episode.tokens_in for episode in result.episodes),
+        "tokens_out": sum(episode.tokens_out for episode in result.episodes),
+        "seconds_update": result.seconds_update,
+        "seconds_perturb": result.seconds_perturb,
+        "seconds_rollout": result.seconds_rollout,
+        "digest": result.digest,
+        "error": result.error or "",
+    }
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _std(values: list[float], *, ddof: int) -> float:
+    if len(values) <= ddof:
+        return math.nan
+    mean = _mean(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
