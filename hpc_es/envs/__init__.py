@@ -7,8 +7,10 @@ from typing import Any
 
 import pydantic
 
+from hpc_es.config.schema import Config
 from hpc_es.envs.base import Env
 from hpc_es.errors import ConfigError
+from hpc_es.es.records import Kind
 
 _BUILT_IN = {
     "sudoku": "hpc_es.envs.sudoku:Sudoku",
@@ -34,6 +36,12 @@ def make(name: str, **options: Any) -> Env:
         raise ConfigError(f"environment {name}: {_explain(error)}") from error
     except ConfigError as error:
         raise ConfigError(f"environment {name}: {error}") from error
+
+
+def make_for(config: Config, kind: Kind) -> Env:
+    """The environment that a run trains on, or is evaluated on. Errors: as `make`."""
+    laid_over = config.task.train if kind == "train" else config.eval.options
+    return make(config.task.env, **{**config.task.options, **laid_over})
 
 
 def _find(name: str) -> type[Env]:

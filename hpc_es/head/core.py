@@ -174,9 +174,10 @@ class Core:
                 self._lose(worker, reason)
             case messages.StopRequest(reason=reason):
                 self.stopping = self.stopping or reason
-        sender = getattr(message, "worker", None)
-        known = sender is None or self.crew.seen(sender, self._now)
-        if not known and not isinstance(message, messages.Hello | messages.Goodbye):
+        sender: str | None = getattr(message, "worker", None)
+        if sender is None or self.crew.seen(sender, self._now):
+            return
+        if not isinstance(message, messages.Hello | messages.Goodbye):
             self._send(sender, messages.Unknown())
 
     def _hello(self, hello: messages.Hello) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 from hpc_es import __version__, envs
 from hpc_es.config.load import config_digest, load
 from hpc_es.config.schema import Config
-from hpc_es.errors import ConfigError, StoreError, VerifyError
-from hpc_es.es.records import Commit
+from hpc_es.errors import ConfigError, StoreError, Superseded, VerifyError
+from hpc_es.es.records import Commit, Kind
 from hpc_es.head.core import (
     CheckpointSaved,
     Core,
@@ -86,20 +86,21 @@ class Head:
         self._arena_pool = ThreadPoolExecutor(1, "arena")
         self._hdf5_pool = ThreadPoolExecutor(1, "hdf5")
         self._hdf5_job: Future[None] | None = None
+        self._hdf5_at = 0.0
         self._unwritten: list[journal.AnyRecord] = []
         self._outcome: Exit | None = None
 
         tasks = count_tasks(config)
         self.arena = Arena.from_pretrained(config.model.path, config.model.include, config.model.exclude)
         self.journal = JournalWriter.create(paths, self._started)
+        self.hdf5 = Hdf5Writer(paths, locking=config.store.hdf5_locking, warn=log.warning)
         ledger = Ledger()
-        for record in read_journal(paths.root):
+        for record in read_journal(paths.root, warn=log.warning):
             if isinstance(record, journal.Started):
                 self._refuse_other_base(record)
             ledger.apply(record)
+            self._unwritten.append(record)
         restored = restore(self.arena, paths, ledger)
-        self.hdf5 = Hdf5Writer(paths, locking=config.store.hdf5_locking)
-
         local = config.transport.host is None and config.transport.interface is None
         host = resolve_host(config.transport, local=local)
         self.server = HeadServer(paths, self.journal.generation, config.run.name, host)
@@ -146,7 +147,7 @@ class Head:
         if started.base_digest != self.arena.base_digest:
             raise ConfigError(
                 f"model.path={self.config.model.path} has digest {self.arena.base_digest:016x}, but this run "
-                f"began from {started.base_digest:016x}: bring that checkpoint back, or start a run with another run.name"
+                f"began from {started.base_digest:016x}: bring that checkpoint back, or choose another run.name"
             )
 
     # --- the loop ---------------------------------------------------------------------------------------------
@@ -167,11 +168,17 @@ class Head:
             for event in self._drain():
                 instructions += self.core.handle(event, self.clock())
             if self.clock() >= next_tick:
-                instructions += self.core.handle(Tick(), self.clock())
                 next_tick = self.clock() + TICK_S
-                self._record_hdf5()
+                instructions += self._tick()
             self._perform(instructions)
         return self._outcome
+
+    def _tick(self) -> list[Instruction]:
+        if self.journal.superseded():
+            raise Superseded(f"a newer head than generation {self.journal.generation} has taken {self.paths.root} over")
+        if self.clock() - self._hdf5_at >= self.config.store.hdf5_every:
+            self._record_hdf5()
+        return self.core.handle(Tick(), self.clock())
 
     def _perform(self, instructions: Sequence[Instruction]) -> None:
         records = [instruction.record for instruction in instructions if isinstance(instruction, Append)]
@@ -202,7 +209,7 @@ class Head:
         return Updated(commit.version, report.digest, report.update_norm, report.seconds)
 
     def _save_checkpoint(self, version: int) -> Event:
-        checkpoint.write(self.paths, self.arena)
+        checkpoint.write(self.paths, self.arena, self.core.ledger.digests[version])
         checkpoint.prune(self.paths, self.config.checkpoint.keep)
         return CheckpointSaved(version)
 
@@ -233,38 +240,37 @@ class Head:
         """Bring run.h5 up to date in its own thread; it is derived, so a failure is an event and is tried again."""
         if not final and self._hdf5_job is not None and not self._hdf5_job.done():
             return
+        self._hdf5_at = self.clock()
         records, self._unwritten = self._unwritten, []
-        self._hdf5_job = self._hdf5_pool.submit(self._write_hdf5, records)
+        self._hdf5_job = self._hdf5_pool.submit(self._write_hdf5, records, self.journal.size, final)
 
-    def _write_hdf5(self, records: list[journal.AnyRecord]) -> None:
+    def _write_hdf5(self, records: list[journal.AnyRecord], journal_bytes: int, final: bool) -> None:
+        for record in records:
+            self.hdf5.add(record)
         try:
-            self.hdf5.add(records)
-            self.hdf5.flush()
+            self.hdf5.flush(journal_bytes, last=final)
         except StoreError as error:
             log.warning("run.h5 was not written, and will be tried again: %s", error)
 
 
 def count_tasks(config: Config) -> Tasks:
-    """Tasks of the training and the evaluation environment. Errors: ConfigError when a batch asks for more."""
-    train = envs.make(config.task.env, **{**config.task.options, **config.task.train})
-    num_train = train.num_tasks
-    train.close()
-    if config.es.tasks_per_member > num_train:
+    """Tasks to train and to evaluate on. Errors: ConfigError when more are asked for than there are."""
+    train = _num_tasks(config, "train", config.es.tasks_per_member, "es.tasks_per_member")
+    if config.eval.num_tasks:
+        _num_tasks(config, "eval", config.eval.num_tasks, "eval.num_tasks")
+    return Tasks(train, config.eval.num_tasks)
+
+
+def _num_tasks(config: Config, kind: Kind, wanted: int, key: str) -> int:
+    env = envs.make_for(config, kind)
+    available = env.num_tasks
+    env.close()
+    if wanted > available:
         raise ConfigError(
-            f"es.tasks_per_member={config.es.tasks_per_member} is more than the {num_train} tasks that "
-            f"{config.task.env} has for training: lower it, or give the environment more tasks"
+            f"{key}={wanted} is more than the {available} tasks that {config.task.env} has: lower it, or give the "
+            f"environment more tasks"
         )
-    if config.eval.num_tasks == 0:
-        return Tasks(num_train, 0)
-    held_out = envs.make(config.task.env, **{**config.task.options, **config.eval.options})
-    num_eval = held_out.num_tasks
-    held_out.close()
-    if config.eval.num_tasks > num_eval:
-        raise ConfigError(
-            f"eval.num_tasks={config.eval.num_tasks} is more than the {num_eval} tasks that {config.task.env} "
-            f"has for evaluation: lower it, or give the environment more tasks"
-        )
-    return Tasks(num_train, config.eval.num_tasks)
+    return available
 
 
 def restore(arena: Arena, paths: RunPaths, ledger: Ledger) -> Updated | None:
@@ -273,17 +279,14 @@ def restore(arena: Arena, paths: RunPaths, ledger: Ledger) -> Updated | None:
     Errors: VerifyError when the rebuilt parameters are not the bits that the journal has.
     """
     version = ledger.version
-    newest = checkpoint.newest(paths, at_most=version)
-    arena.reload(newest)
-    commits = [ledger.commits[v] for v in range(arena.version + 1, version + 1)]
-    report = arena.apply(commits) if commits else None
-    digest = report.digest if report else arena.digest()
-    if version in ledger.digests:
-        if digest != ledger.digests[version]:
-            raise VerifyError(
-                f"theta_{version} was rebuilt from {newest or 'the base model'} with digest {digest:016x}, "
-                f"the journal has {ledger.digests[version]:016x}: remove that checkpoint if it is damaged; "
-                f"`hpc-es verify {paths.root}` shows where the bits part"
-            )
-        return None
-    return Updated(version, digest, report.update_norm if report else 0.0, report.seconds if report else 0.0)
+    began_from = checkpoint.restore(paths, arena, version)
+    report = arena.apply([ledger.commits[v] for v in range(began_from + 1, version + 1)])
+    recorded = ledger.digests.get(version)
+    if recorded is None:
+        return Updated(version, report.digest, report.update_norm, report.seconds)
+    if report.digest != recorded:
+        raise VerifyError(
+            f"theta_{version}, rebuilt from version {began_from} and the journal, has digest {report.digest:016x}, the "
+            f"journal says {recorded:016x}: `hpc-es verify {paths.root}` shows where the bits part"
+        )
+    return None

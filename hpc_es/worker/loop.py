@@ -22,11 +22,9 @@ from hpc_es.config.load import config_digest, load
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
-from hpc_es.envs.base import Env
-from hpc_es.errors import ConfigError, EnvError, TransportError
+from hpc_es.errors import ConfigError, EnvError, StoreError, TransportError
 from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.noise.reference import TABLE_CRC32
-from hpc_es.params import checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.transport import messages
 from hpc_es.transport.collective import WorkerCollective, choose_backend, sha256
@@ -75,7 +73,7 @@ class Worker:
     def __init__(self, paths: RunPaths, config: Config, seat: str, engine: Engine) -> None:
         self.paths, self.config, self.seat, self.engine = paths, config, seat, engine
         self.name = f"{seat}.{uuid.uuid4().hex[:8]}"
-        self.player = Player(config, engine, self._make_env)
+        self.player = Player(config, engine, lambda kind: envs.make_for(config, kind))
         self._commits: dict[int, Commit] = {}
         """Commits that the arena has not applied yet."""
         self._commits_came = asyncio.Event()
@@ -89,10 +87,6 @@ class Worker:
         if backend != "none":
             self._collective = WorkerCollective(config.transport.collective_timeout)
         self._backend = backend
-
-    def _make_env(self, kind: str) -> Env:
-        extra = self.config.task.train if kind == "train" else self.config.eval.options
-        return envs.make(self.config.task.env, **{**self.config.task.options, **extra})
 
     async def run(self) -> Ended:
         """Until the head says Leave, or a signal comes. Errors: as in run_worker."""
@@ -202,10 +196,10 @@ class Worker:
 
     async def _go_to(self, version: int) -> None:
         """Bring the arena to `version`: from the newest checkpoint where that saves work, then by commits."""
-        newest = checkpoint.newest(self.paths, at_most=version)
-        at = checkpoint.version_of(newest) if newest is not None else 0
-        if self.engine.version > version or at - self.engine.version >= CHECKPOINT_WORTH:
-            await self.engine.load(newest)
+        written = [v for v, _ in self.paths.written_checkpoints() if v <= version]
+        newest = max(written, default=0)
+        if self.engine.version > version or newest - self.engine.version >= CHECKPOINT_WORTH:
+            await self._load_checkpoint(version)
         wanted = range(self.engine.version + 1, version + 1)
         while any(v not in self._commits for v in wanted):
             self._commits_came.clear()
@@ -217,6 +211,18 @@ class Worker:
         if wanted:
             await self.engine.update([self._commits[v] for v in wanted])
         self._commits = {v: commit for v, commit in self._commits.items() if v > version}
+
+    async def _load_checkpoint(self, version: int) -> None:
+        """Arena := the newest intact checkpoint at or before `version`, else the base model."""
+        for written, folder in reversed(self.paths.written_checkpoints()):
+            if written <= version:
+                try:
+                    await self.engine.load(folder)
+                except StoreError as error:  # damaged, or pruned while it was being read
+                    log.warning("%s; going on without it", error)
+                else:
+                    return
+        await self.engine.load(None)
 
     # --- evaluations ----------------------------------------------------------------------------------------
 

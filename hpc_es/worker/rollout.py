@@ -17,7 +17,7 @@ from hpc_es.engine.base import Engine
 from hpc_es.envs.base import Env, Observation, StepResult
 from hpc_es.errors import EngineError, EnvError
 from hpc_es.es.population import episode_seed
-from hpc_es.es.records import Assignment, Episode
+from hpc_es.es.records import Assignment, Episode, Kind
 
 Value = TypeVar("Value")
 
@@ -28,7 +28,7 @@ MAX_STUCK_CALLS = 16
 class Player:
     """Plays assignments with one engine; `make_env` is called once per episode."""
 
-    def __init__(self, config: Config, engine: Engine, make_env: Callable[[str], Env]) -> None:
+    def __init__(self, config: Config, engine: Engine, make_env: Callable[[Kind], Env]) -> None:
         self.config = config
         self.engine = engine
         self._make_env = make_env
