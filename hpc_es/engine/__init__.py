@@ -1,0 +1,31 @@
+"""Inference engines: language models whose weights are a member around theta_v. `start_engine` picks one."""
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from hpc_es.errors import EngineError
+
+if TYPE_CHECKING:
+    from hpc_es.config.schema import EngineConfig, ModelConfig
+    from hpc_es.engine.base import Engine
+
+_REMEDY = {
+    "vllm": "pip install 'hpc_es[gpu]' (CUDA) or 'hpc_es[cpu]', or set engine.kind: transformers",
+    "transformers": "pip install 'hpc_es[worker]'",
+}
+
+
+async def start_engine(model: "ModelConfig", engine: "EngineConfig", *, threads: int) -> "Engine":
+    """Start the engine that `engine.kind` names; `threads` is its share of this machine's CPU cores.
+
+    Errors: EngineError when its package is not installed or it does not start, ModelError for an unusable checkpoint.
+    """
+    if find_spec(engine.kind) is None:
+        raise EngineError(f"engine.kind={engine.kind} is not installed here; {_REMEDY[engine.kind]}")
+    if engine.kind == "vllm":
+        from hpc_es.engine.vllm import VllmEngine
+
+        return await VllmEngine.start(model, engine, threads=threads)
+    from hpc_es.engine.transformers import TransformersEngine
+
+    return await TransformersEngine.start(model, engine, threads=threads)

@@ -1,0 +1,246 @@
+"""The transformers engine: in this process, one sequence at a time. The fallback where vLLM is missing, and the
+cross-check of it.
+
+Invariant: a request's answer depends on its prompt, its settings, its seed and the member, and on nothing that ran
+before or beside it. Everything that touches the model runs in one thread of its own, off the event loop.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar, cast
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
+from hpc_es.engine.base import Completion, Engine, EngineInfo
+from hpc_es.engine.gate import Gate
+from hpc_es.engine.probe import differing, fingerprints, poison, prove_noise_reaches
+from hpc_es.engine.requests import answer_room, choice_tokens, end_tokens
+from hpc_es.errors import EngineError, ModelError
+from hpc_es.es.records import Commit, Member
+from hpc_es.noise import threads as kernel_threads
+from hpc_es.params.arena import Arena
+
+T = TypeVar("T")
+
+
+class TransformersEngine(Engine):
+    """See the base class."""
+
+    def __init__(self, live: "_Live", thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig) -> None:
+        self.tokenizer = live.tokenizer
+        self._live = live
+        self._thread = thread
+        self._config = model
+        self._engine = engine
+        self._gate = Gate()
+        self._member: Member | None = None
+        self._digest = live.arena.base_digest
+
+    @classmethod
+    async def start(cls, model: ModelConfig, engine: EngineConfig, *, threads: int) -> "TransformersEngine":
+        thread = ThreadPoolExecutor(1, "transformers-engine", initializer=_use_threads, initargs=(threads,))
+        try:
+            live = await asyncio.get_running_loop().run_in_executor(thread, _Live, model)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        self = cls(live, thread, model, engine)
+        try:
+            await prove_noise_reaches(self)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    @property
+    def info(self) -> EngineInfo:
+        facts = {
+            "engine": "transformers",
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "device": str(self._live.model.device),
+            "dtype": self._config.dtype,
+        }
+        return EngineInfo(self._live.arena.base_digest, facts)
+
+    @property
+    def version(self) -> int:
+        return self._live.arena.version
+
+    @property
+    def digest(self) -> int:
+        return self._digest
+
+    async def load(self, checkpoint: Path | None) -> None:
+        with self._gate.change("load", writes=False):
+            await self._run(self._live.arena.reload, checkpoint)
+            self._digest = await self._run(self._live.arena.digest)
+
+    async def update(self, commits: Sequence[Commit]) -> None:
+        if not commits:
+            return
+        with self._gate.change("update", writes=False):
+            self._digest = (await self._run(self._live.arena.apply, commits)).digest
+
+    async def perturb(self, member: Member | None) -> None:
+        with self._gate.change("perturb", writes=True):
+            await self._run(self._live.write, member)
+            self._member = member
+
+    async def probe(self) -> None:
+        if not self._gate.is_written:
+            await self.perturb(None)
+        with self._gate.change("probe", writes=True):
+            names = await self._run(self._live.differing, self._member)
+        if names:
+            raise EngineError(f"live parameter {names[0]} ({len(names)} such) differs from the arena")
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+    ) -> Completion:
+        room = answer_room(prompt, sampling.max_tokens, self._engine.max_model_len)
+        allowed = choice_tokens(self.tokenizer, choices) if choices is not None else None
+        draw = Draw(sampling, seed, 1 if allowed else room, sorted(allowed) if allowed else None)
+        tokens = await self._request(self._live.answer, list(prompt), draw)
+        if allowed:
+            return Completion(allowed[tokens[0]], len(prompt), 1, truncated=False)
+        text, stopped = self._live.text(tokens, sampling.stop)
+        ended = stopped or tokens[-1] in self._live.ends
+        return Completion(text, len(prompt), len(tokens), truncated=not ended)
+
+    async def logits(self, prompt: Sequence[int]) -> list[float]:
+        answer_room(prompt, 1, self._engine.max_model_len)
+        return await self._request(self._live.log_probabilities, list(prompt))
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+        del self._live
+
+    async def _request(self, work: Callable[..., T], *args: Any) -> T:
+        """A generation in the model's thread; a cancelled caller stops it at its next token."""
+        stop = Event()
+        with self._gate.request():
+            return await self._run(work, *args, stop, stop=stop)
+
+    async def _run(self, work: Callable[..., T], *args: Any, stop: Event | None = None) -> T:
+        """`work` in the model's thread. A cancelled caller still waits, so that nobody else comes in between."""
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if stop is not None:
+                stop.set()
+            await asyncio.wait([future])
+            raise
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How to draw an answer of at most `room` tokens; `only`: the ids that may be drawn."""
+
+    sampling: SamplingConfig
+    seed: int
+    room: int
+    only: list[int] | None
+
+
+class _Live:
+    """Arena and model; used from the engine's thread alone."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self._config = config
+        self._dtype: torch.dtype = getattr(torch, config.dtype)
+        self.arena = Arena.from_pretrained(config.path, config.include, config.exclude)
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=True)
+            model = AutoModelForCausalLM.from_pretrained(config.path, dtype=self._dtype, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise ModelError(f"transformers cannot load {config.path}: {error}") from error
+        self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
+        self.ends = end_tokens(self.tokenizer, model.generation_config)
+        self._by_name = dict(model.named_parameters(remove_duplicate=False))
+        if missing := [name for name in self.arena.names if name not in self._by_name]:
+            raise EngineError(
+                f"transformers has no parameter {missing[0]} of the checkpoint ({len(missing)} such); use vllm"
+            )
+        loaded = self._fingerprints()
+        poison(model.named_parameters())
+        self.write(None)
+        if changed := differing(loaded, self._fingerprints()):
+            raise EngineError(
+                f"{changed[0]} is not what the checkpoint's tensor makes of it ({len(changed)} such); use vllm"
+            )
+
+    def write(self, member: Member | None) -> None:
+        """Write a member, or the centre, into the model's own storage."""
+        for name, array in self.arena.stream(member, self._config.dtype):
+            self._by_name[name].copy_(torch.from_numpy(array).view(self._dtype))
+
+    def differing(self, member: Member | None) -> list[str]:
+        """Names of the parameters that differ from the member written again; afterwards none does."""
+        before = self._fingerprints()
+        self.write(member)
+        return differing(before, self._fingerprints())
+
+    def _fingerprints(self) -> dict[str, int]:
+        return fingerprints(self.model.named_parameters())
+
+    @torch.inference_mode()
+    def log_probabilities(self, prompt: list[int], stop: Event) -> list[float]:
+        return cast(list[float], self._next(prompt, None).log_softmax(-1).tolist())
+
+    @torch.inference_mode()
+    def answer(self, prompt: list[int], draw: Draw, stop: Event) -> list[int]:
+        """New tokens, the one that ends the answer included."""
+        generator = torch.Generator().manual_seed(draw.seed % 2**63)
+        cache, answer, fresh = DynamicCache(config=self.model.config), list[int](), prompt
+        while len(answer) < draw.room and not stop.is_set():
+            logits = self._next(fresh, cache)
+            if draw.only is not None:
+                logits = torch.full_like(logits, -math.inf).index_copy_(0, torch.tensor(draw.only), logits[draw.only])
+            fresh = [_next_token(logits, answer, draw.sampling, generator)]
+            answer += fresh
+            if fresh[0] in self.ends or (draw.sampling.stop and self.text(answer, draw.sampling.stop)[1]):
+                break
+        return answer
+
+    def text(self, tokens: Sequence[int], stop: Sequence[str]) -> tuple[str, bool]:
+        """The answer up to its first stop string, and whether there was one."""
+        text = cast(str, self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        places = [place for place in (text.find(string) for string in stop) if place >= 0]
+        return (text[: min(places)], True) if places else (text, False)
+
+    def _next(self, tokens: list[int], cache: DynamicCache | None) -> torch.Tensor:
+        """Logits (fp32, [vocabulary], on the CPU) after these tokens, which follow those in the cache."""
+        ids = torch.tensor([tokens], device=self.model.device)
+        output = self.model(ids, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1)
+        return cast(torch.Tensor, output.logits[0, -1].float().cpu())
+
+
+def _use_threads(threads: int) -> None:
+    torch.set_num_threads(threads)
+    kernel_threads.start(threads)
+
+
+def _next_token(logits: torch.Tensor, answer: list[int], sampling: SamplingConfig, generator: torch.Generator) -> int:
+    """One token id, in vLLM's order: presence penalty, greedy or temperature, top-k, top-p."""
+    if sampling.presence_penalty and answer:
+        logits = logits.clone()
+        logits[list(set(answer))] -= sampling.presence_penalty
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    ordered, ids = (logits / sampling.temperature).sort(descending=True, stable=True)
+    if sampling.top_k:
+        ordered = ordered[: sampling.top_k]
+    probabilities = ordered.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)
+    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])

@@ -1,0 +1,281 @@
+"""The vLLM engine: an AsyncLLM whose workers write members into the live model (`vllm_extension.py`).
+
+This process, the front, owns the arena in shared memory; each tensor-parallel rank maps it, updates its share, and
+writes members from it. Invariant: nothing of one engine is shared by accident with another on the same node, and no
+process of it outlives the front.
+"""
+
+import asyncio
+import dataclasses
+import difflib
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+import torch
+import transformers
+import vllm
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
+from hpc_es.engine.base import Completion, Engine, EngineInfo
+from hpc_es.engine.gate import Gate
+from hpc_es.engine.lifetime import FRONT_VARIABLE, is_running, process_start
+from hpc_es.engine.probe import prove_noise_reaches
+from hpc_es.engine.requests import answer_room, choice_tokens
+from hpc_es.errors import ConfigError, EngineError
+from hpc_es.es.records import Commit, Member
+from hpc_es.params.arena import Arena
+
+_CPU_KV_CACHE_MIB = 256
+_RPC_TIMEOUT_S = 1800.0
+_EXIT_TIMEOUT_S = 10.0
+
+
+class VllmEngine(Engine):
+    """See the base class; one EngineCore process and one worker process per tensor-parallel rank."""
+
+    extension = "hpc_es.engine.vllm_extension.WorkerExtension"
+
+    def __init__(self, llm: AsyncLLM, arena: Arena, engine: EngineConfig, scratch: Path) -> None:
+        self.tokenizer = llm.get_tokenizer()
+        self._llm = llm
+        self._arena = arena
+        self._engine = engine
+        self._scratch = scratch
+        self._gate = Gate()
+        self._slots = asyncio.Semaphore(engine.max_concurrent)
+        self._member: Member | None = None
+        self._processes: dict[int, str | None] = {}
+        self._digest = arena.base_digest
+
+    @classmethod
+    async def start(cls, model: ModelConfig, engine: EngineConfig, *, threads: int) -> "VllmEngine":
+        arena = await asyncio.to_thread(
+            partial(Arena.from_pretrained, model.path, model.include, model.exclude, shared=True)
+        )
+        arguments = _arguments(model, engine, cls.extension)
+        scratch = Path(tempfile.mkdtemp(prefix="hpc_es-vllm-"))
+        os.environ.update(_environment(engine, threads, scratch))
+        launch = asyncio.create_task(asyncio.to_thread(_launch, arguments))
+        try:
+            llm = await asyncio.shield(launch)
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                (await launch).shutdown()
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+        self = cls(llm, arena, engine, scratch)
+        try:
+            await self._attach(model, threads)
+            await prove_noise_reaches(self)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _attach(self, model: ModelConfig, threads: int) -> None:
+        arena = {
+            "memory_path": str(self._arena.memory_path),
+            "model_path": model.path,
+            "include": list(model.include),
+            "exclude": list(model.exclude),
+            "version": self._arena.version,
+            "base_digest": self._arena.base_digest,
+        }
+        pids = await self._rpc("es_attach", arena, threads)
+        cores = [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]
+        self._processes = {pid: process_start(pid) for pid in [*cores, *pids]}
+
+    @property
+    def info(self) -> EngineInfo:
+        facts = {
+            "engine": "vllm",
+            "vllm": vllm.__version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "device": current_platform.get_device_name(),
+            "dtype": str(self._llm.model_config.dtype).removeprefix("torch."),
+            "tensor_parallel": str(self._engine.tensor_parallel),
+        }
+        return EngineInfo(self._arena.base_digest, facts)
+
+    @property
+    def version(self) -> int:
+        return self._arena.version
+
+    @property
+    def digest(self) -> int:
+        return self._digest
+
+    async def load(self, checkpoint: Path | None) -> None:
+        with self._gate.change("load", writes=False):
+            await asyncio.to_thread(self._arena.reload, checkpoint)
+            self._digest = await asyncio.to_thread(self._arena.digest)
+
+    async def update(self, commits: Sequence[Commit]) -> None:
+        if not commits:
+            return
+        with self._gate.change("update", writes=False):
+            shares = await self._rpc("es_update", self.version, msgspec.msgpack.encode(list(commits)))
+            self._arena.version = commits[-1].version
+            self._digest = sum(shares) % 2**64
+
+    async def perturb(self, member: Member | None) -> None:
+        with self._gate.change("perturb", writes=True):
+            await self._rpc("es_write", msgspec.msgpack.encode(member))
+            self._member = member
+            await self._forget_prefixes()
+
+    async def probe(self) -> None:
+        if not self._gate.is_written:
+            await self.perturb(None)
+        with self._gate.change("probe", writes=True):
+            differing = await self._rpc("es_probe", msgspec.msgpack.encode(self._member))
+            await self._forget_prefixes()
+        for rank, names in enumerate(differing):
+            if names:
+                raise EngineError(
+                    f"live parameter {names[0]} of rank {rank} ({len(names)} such) differs from the arena"
+                )
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+    ) -> Completion:
+        room = answer_room(prompt, sampling.max_tokens, self._engine.max_model_len)
+        allowed = choice_tokens(self.tokenizer, choices) if choices is not None else None
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or -1,
+            presence_penalty=sampling.presence_penalty,
+            max_tokens=1 if allowed else room,
+            stop=list(sampling.stop) if not allowed else None,
+            seed=seed % 2**63,
+            allowed_token_ids=list(allowed) if allowed else None,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        output = await self._request(prompt, params)
+        answer = output.outputs[0]
+        num_tokens = len(answer.token_ids)
+        if allowed:
+            return Completion(allowed[answer.token_ids[0]], len(prompt), num_tokens, truncated=False)
+        return Completion(answer.text, len(prompt), num_tokens, truncated=answer.finish_reason == "length")
+
+    async def logits(self, prompt: Sequence[int]) -> list[float]:
+        answer_room(prompt, 1, self._engine.max_model_len)
+        params = SamplingParams(
+            temperature=0, max_tokens=1, logprobs=-1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        output = await self._request(prompt, params)
+        by_token = output.outputs[0].logprobs[0]
+        return [by_token[token].logprob for token in sorted(by_token)]
+
+    async def _request(self, prompt: Sequence[int], params: SamplingParams) -> Any:
+        """One request through vLLM; returns its final RequestOutput."""
+        with self._gate.request():
+            async with self._slots:
+                try:
+                    async for output in self._llm.generate({"prompt_token_ids": list(prompt)}, params, uuid4().hex):
+                        last = output
+                except Exception as error:  # vLLM raises a dozen kinds; a dead engine is one of them
+                    raise EngineError(f"vLLM failed a request: {type(error).__name__}: {error}") from error
+        return last
+
+    async def _forget_prefixes(self) -> None:
+        """Drop cached prefixes, which hold activations of the weights before."""
+        if not await self._llm.reset_prefix_cache():
+            raise EngineError("vLLM refused to reset its prefix cache; a request must still hold blocks of it")
+
+    async def _rpc(self, method: str, *args: Any) -> list[Any]:
+        """Call a method of the extension on every rank; one answer per rank."""
+        try:
+            async with asyncio.timeout(_RPC_TIMEOUT_S):
+                return await self._llm.collective_rpc(method, args=args)
+        except TimeoutError as error:
+            raise EngineError(f"vLLM's workers did not answer {method} within {_RPC_TIMEOUT_S:.0f} s") from error
+        except Exception as error:  # a worker's exception arrives as a bare Exception with its text
+            raise EngineError(f"{method} failed in vLLM's worker: {error}") from error
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._llm.shutdown)
+        deadline = time.monotonic() + _EXIT_TIMEOUT_S
+        while self._left() and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
+        for pid in self._left():
+            os.kill(pid, signal.SIGKILL)
+        del self._arena
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _left(self) -> list[int]:
+        return [pid for pid, started in self._processes.items() if is_running(pid, started)]
+
+
+def _environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str, str]:
+    """What the engine's processes inherit. Set outright: values from elsewhere would silently beat the config."""
+    variables = {
+        FRONT_VARIABLE: f"{os.getpid()}:{process_start(os.getpid())}",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding would put two engines of one node on the same cores
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_RPC_BASE_PATH": str(scratch),
+        "VLLM_HOST_IP": "127.0.0.1",  # one engine never spans nodes; the right interface need not be guessed
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    }
+    if not engine.enforce_eager:  # compile caches race when engines share them
+        for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+            variables[name] = str(scratch / name.lower())
+    return variables
+
+
+def _arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> AsyncEngineArgs:
+    """Errors: ConfigError for a key of engine.extra that vLLM lacks or that another setting owns."""
+    kv_cache_mib = engine.kv_cache_mib or (_CPU_KV_CACHE_MIB if current_platform.is_cpu() else None)
+    ours: dict[str, Any] = {
+        "model": model.path,
+        "dtype": model.dtype,
+        "seed": 0,  # unused: every request carries its own
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_concurrent,
+        "enforce_eager": engine.enforce_eager,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "enable_prefix_caching": engine.prefix_cache,
+        "worker_extension_cls": extension,
+        "max_logprobs": -1,
+        "disable_log_stats": True,
+    }
+    if kv_cache_mib is not None:
+        ours["kv_cache_memory_bytes"] = kv_cache_mib * 2**20
+    if engine.block_size is not None:
+        ours["block_size"] = engine.block_size
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for key in engine.extra:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"engine.extra.{key} is not an argument of vLLM {vllm.__version__}{hint}")
+        if key in ours:
+            raise ConfigError(f"engine.extra.{key} is set by other settings of `engine` and `model`; change it there")
+    return AsyncEngineArgs(**ours, **engine.extra)
+
+
+def _launch(arguments: AsyncEngineArgs) -> AsyncLLM:
+    try:
+        return AsyncLLM.from_engine_args(arguments)
+    except Exception as error:  # configuration, memory, a worker that died: vLLM has no common base for them
+        raise EngineError(
+            f"vLLM did not start: {type(error).__name__}: {error}. Its log above has the cause"
+        ) from error
