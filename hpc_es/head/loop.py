@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hpc_es import __version__, envs
+from hpc_es import __version__
 from hpc_es.config.load import config_digest, load
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, StoreError, Superseded, VerifyError
-from hpc_es.es.records import Commit, Kind
+from hpc_es.es.records import Commit
 from hpc_es.head.core import (
     CheckpointSaved,
     Core,
@@ -36,8 +36,8 @@ from hpc_es.head.core import (
 )
 from hpc_es.head.instructions import Append, Broadcast, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Ledger
-from hpc_es.head.planning import Tasks
 from hpc_es.head.status import Anchor, status
+from hpc_es.head.tasks import count_tasks
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
 from hpc_es.paths import RunPaths
@@ -251,26 +251,6 @@ class Head:
             self.hdf5.flush(journal_bytes, last=final)
         except StoreError as error:
             log.warning("run.h5 was not written, and will be tried again: %s", error)
-
-
-def count_tasks(config: Config) -> Tasks:
-    """Tasks to train and to evaluate on. Errors: ConfigError when more are asked for than there are."""
-    train = _num_tasks(config, "train", config.es.tasks_per_member, "es.tasks_per_member")
-    if config.eval.num_tasks:
-        _num_tasks(config, "eval", config.eval.num_tasks, "eval.num_tasks")
-    return Tasks(train, config.eval.num_tasks)
-
-
-def _num_tasks(config: Config, kind: Kind, wanted: int, key: str) -> int:
-    env = envs.make_for(config, kind)
-    available = env.num_tasks
-    env.close()
-    if wanted > available:
-        raise ConfigError(
-            f"{key}={wanted} is more than the {available} tasks that {config.task.env} has: lower it, or give the "
-            f"environment more tasks"
-        )
-    return available
 
 
 def restore(arena: Arena, paths: RunPaths, ledger: Ledger) -> Updated | None:

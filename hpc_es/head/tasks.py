@@ -1,0 +1,27 @@
+"""How many tasks a run has to draw from."""
+
+from hpc_es import envs
+from hpc_es.config.schema import Config
+from hpc_es.errors import ConfigError
+from hpc_es.es.records import Kind
+from hpc_es.head.planning import Tasks
+
+
+def count_tasks(config: Config) -> Tasks:
+    """Tasks to train and to evaluate on. Errors: ConfigError when more are asked for than there are."""
+    train = _num_tasks(config, "train", config.es.tasks_per_member, "es.tasks_per_member")
+    if config.eval.num_tasks:
+        _num_tasks(config, "eval", config.eval.num_tasks, "eval.num_tasks")
+    return Tasks(train, config.eval.num_tasks)
+
+
+def _num_tasks(config: Config, kind: Kind, wanted: int, key: str) -> int:
+    env = envs.make_for(config, kind)
+    available = env.num_tasks
+    env.close()
+    if wanted > available:
+        raise ConfigError(
+            f"{key}={wanted} is more than the {available} tasks that {config.task.env} has: lower it, or give the "
+            f"environment more tasks"
+        )
+    return available
