@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from hpc_es.errors import StoreError
+from hpc_es.params.weights import Spec
 from hpc_es.params.weights import write as write_safetensors
 from hpc_es.paths import RunPaths
 
@@ -55,8 +56,8 @@ def write(run: RunPaths, arena: "Arena", digest: int | None = None) -> Path:
                 return folder
         shutil.rmtree(folder, ignore_errors=True)
     with written_whole(folder) as temporary:
-        tensors = ((name, "F32", arena.shape(name), arena.tensor(name)) for name in arena.names)
-        write_safetensors(temporary / THETA, tensors)
+        specs = [Spec(name, "F32", arena.shape(name)) for name in arena.names]
+        write_safetensors(temporary / THETA, specs, arena.tensor)
         write_manifest(temporary, manifest)
     return folder
 

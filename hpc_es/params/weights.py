@@ -7,17 +7,17 @@ known to lie inside its file. Format: https://github.com/huggingface/safetensors
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hpc_es.errors import ModelError
 from hpc_es.noise import Array
 
-FLOATS = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "F16": np.dtype("<f2")}
+FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "F16": np.dtype("<f2")}
 """Stored types that theta can hold exactly; bfloat16 as its bits."""
 
 _HEAD = "lm_head.weight"
@@ -120,20 +120,30 @@ def scan_file(path: Path) -> list[Stored]:
     return tensors
 
 
-def write(path: Path, tensors: Iterable[tuple[str, str, tuple[int, ...], Array]]) -> None:
-    """Write (name, dtype, shape, elements in that type) to a safetensors file; the caller syncs. Errors: OSError."""
-    tensors = list(tensors)
+class Spec(NamedTuple):
+    """One tensor to be written."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def write(path: Path, specs: Sequence[Spec], elements: Callable[[str], Array]) -> None:
+    """Write a safetensors file; elements(name) gives one tensor at a time, in its type. The caller syncs.
+
+    Errors: OSError.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, dtype, shape, elements in tensors:
-        begin, end = end, end + elements.nbytes
+    for name, dtype, shape in specs:
+        begin, end = end, end + math.prod(shape) * FLOATS[dtype].itemsize
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for *_, elements in tensors:
-            file.write(np.ascontiguousarray(elements).data.cast("B") if elements.size else b"")
+        for name, *_ in specs:
+            file.write(np.ascontiguousarray(elements(name)).reshape(-1).view(np.uint8).data)
 
 
 def _listed(folder: Path) -> list[Stored]:

@@ -1,0 +1,269 @@
+"""Rebuild theta from the base model and the journal, and check everything that the run claims about itself.
+
+Invariant: nothing is believed that can be computed again. Digests come from a theta rebuilt here, utilities and
+coefficients from the recorded fitness, members from the run seed. What does not fit becomes a problem in the report.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpc_es.config.schema import Config
+from hpc_es.errors import VerifyError
+from hpc_es.es import population, schedules, shaping
+from hpc_es.es.records import Assignment, Commit, EvalId, Result, UpdateMember
+from hpc_es.params import Arena, checkpoint
+from hpc_es.paths import RunPaths
+from hpc_es.store import records as journal
+from hpc_es.store.journal import read_journal
+
+COMMITS_PER_PASS = 32
+"""Versions applied in one pass over theta; every one of them gets its digest."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class VersionLine:
+    """What is known of theta_version."""
+
+    version: int
+    digest: int
+    """Of theta as rebuilt here."""
+    recorded: int | None
+    """What the run recorded; None when it ended before that."""
+    update_norm: float
+    num_members: int
+    fitness: float | None
+    """Mean of the cohort whose update made this version; None for theta_0."""
+    null: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.recorded is None or self.digest == self.recorded
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    versions: list[VersionLine]
+    num_results: int
+    """Evaluations that were reported."""
+    num_counted: int
+    """Evaluations that an update consumed."""
+    problems: list[str]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass
+class History:
+    """The journal, sorted by what it is about."""
+
+    config: Config
+    base_digest: int
+    planned: dict[EvalId, Assignment] = field(default_factory=dict)
+    results: dict[EvalId, Result] = field(default_factory=dict)
+    void: set[EvalId] = field(default_factory=set)
+    commits: list[Commit] = field(default_factory=list)
+    digests: dict[int, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def verify(run: Path, *, model: Path | None = None, say: Say = lambda text: None) -> VerifyReport:
+    """Check a run folder from its base model on. `model` names the base where it has moved.
+
+    Errors: StoreError or JournalDamaged when the journal cannot be read, ModelError when the base cannot.
+    """
+    history = collect(read_journal(run))
+    return check(history, load_base(history, model), say=say)
+
+
+def replay(run: Path, version: int | None = None, *, model: Path | None = None) -> Arena:
+    """theta_version (default: the last) from the nearest checkpoint, or the base, and the journal.
+
+    Errors: as verify; VerifyError when the run has no such version or theta has another digest than the run had.
+    """
+    history = collect(read_journal(run))
+    last = len(history.commits)
+    version = last if version is None else version
+    if not 0 <= version <= last:
+        raise VerifyError(f"{run} has no version {version}; it has 0 to {last}")
+    arena = load_base(history, model)
+    if arena.base_digest != history.base_digest:
+        raise VerifyError(_wrong_base(arena.base_digest, history.base_digest))
+    begin = checkpoint.restore(RunPaths(run), arena, version)
+    digest = arena.apply(history.commits[begin:version]).digest
+    recorded = history.digests.get(version, digest)
+    if digest != recorded:
+        raise VerifyError(
+            f"theta_{version} has digest {digest:016x}, the run recorded {recorded:016x}; run hpc-es verify"
+        )
+    return arena
+
+
+def load_base(history: History, model: Path | None = None) -> Arena:
+    """theta_0 of the run's base model."""
+    settings = history.config.model
+    return Arena.from_pretrained(model or settings.path, settings.include, settings.exclude)
+
+
+def collect(records: Iterable[journal.AnyRecord]) -> History:
+    """Sort the records. Errors: VerifyError when there is no first record."""
+    history: History | None = None
+    for record in records:
+        if isinstance(record, journal.Started):
+            history = history or History(Config.model_validate_json(record.config_json), record.base_digest)
+            if record.base_digest != history.base_digest:
+                history.problems.append(f"generation {record.generation} began on another base model")
+        elif history is None:
+            raise VerifyError("the journal does not begin with the start of a head")
+        else:
+            _sort_in(history, record)
+    if history is None:
+        raise VerifyError("the journal is empty: nothing has run here")
+    return history
+
+
+def check(history: History, arena: Arena, *, say: Say = lambda text: None) -> VerifyReport:
+    """Check a history against an arena that holds theta_0; the arena ends at the last version."""
+    problems = list(history.problems)
+    if arena.base_digest != history.base_digest:
+        problems.append(_wrong_base(arena.base_digest, history.base_digest))
+    counted: dict[EvalId, int] = {}
+    for expected, commit in enumerate(history.commits, start=1):
+        if commit.version != expected:
+            problems.append(f"update {expected} is missing: the journal goes on with {commit.version}")
+            return VerifyReport([], len(history.results), len(counted), problems)
+        problems += _check_members(history, commit, counted)
+        problems += _check_scalars(history.config, commit)
+    versions = _rebuild(history, arena, say)
+    problems += [
+        f"theta_{line.version}: digest {line.digest:016x}, the run recorded {line.recorded:016x}"
+        for line in versions
+        if not line.ok
+    ]
+    problems += _check_results(history, {line.version: line.digest for line in versions})
+    return VerifyReport(versions, len(history.results), len(counted), problems)
+
+
+def _sort_in(history: History, record: journal.AnyRecord) -> None:
+    match record:
+        case journal.Planned(assignments=assignments):
+            for assignment in assignments:
+                if assignment.eval_id in history.planned:
+                    history.problems.append(f"evaluation {assignment.eval_id} was planned twice")
+                history.planned[assignment.eval_id] = assignment
+        case journal.Reported(result=result):
+            if result.eval_id in history.results:
+                history.problems.append(f"evaluation {result.eval_id} was reported twice")
+            history.results[result.eval_id] = result
+        case journal.Voided(eval_id=eval_id):
+            history.void.add(eval_id)
+        case journal.Committed(commit=commit):
+            history.commits.append(commit)
+        case journal.Digested(version=version, digest=digest):
+            if history.digests.setdefault(version, digest) != digest:
+                history.problems.append(f"two digests were recorded for theta_{version}")
+        case _:
+            pass
+
+
+def _check_members(history: History, commit: Commit, counted: dict[EvalId, int]) -> list[str]:
+    """Each member is an evaluation that was planned, reported, not void, not counted before, and the same member."""
+    problems = []
+    order = [(member.eval_id.version, member.eval_id.slot) for member in commit.members]
+    if order != sorted(order):
+        problems.append(f"update {commit.version}: members are not sorted by (dispatch version, slot)")
+    for member in commit.members:
+        where = f"update {commit.version}, evaluation {member.eval_id}"
+        if member.eval_id in counted:
+            problems.append(f"{where}: already counted in update {counted[member.eval_id]}")
+        counted[member.eval_id] = commit.version
+        if member.eval_id.version >= commit.version:
+            problems.append(f"{where}: dispatched at a version that did not exist yet")
+        if member.eval_id in history.void:
+            problems.append(f"{where}: void")
+        result = history.results.get(member.eval_id)
+        if result is None or result.error is not None:
+            problems.append(f"{where}: no result was reported")
+        elif result.fitness != member.fitness:
+            problems.append(f"{where}: fitness {member.fitness}, but {result.fitness} was reported")
+        problems += [f"{where}: {text}" for text in _check_noise(history, commit, member)]
+    return problems
+
+
+def _check_noise(history: History, commit: Commit, member: UpdateMember) -> list[str]:
+    """The update replays the noise that was evaluated, and that noise follows from the run seed."""
+    assignment = history.planned.get(member.eval_id)
+    if assignment is None or assignment.member is None:
+        return ["never planned as a member"]
+    planned, config = assignment.member, history.config
+    problems = []
+    if (member.seed, member.sign, member.sigma, member.subspace) != (
+        planned.seed,
+        planned.sign,
+        planned.sigma,
+        planned.subspace,
+    ):
+        problems.append("its noise is not that which was evaluated")
+    if (commit.num_subspaces, commit.partition_seed) != (planned.num_subspaces, planned.partition_seed):
+        problems.append("its subspaces are not those which were evaluated")
+    derived = population.member(config.run.seed, member.eval_id, sigma=planned.sigma, mirrored=config.es.mirrored)
+    if (derived.seed, derived.sign) != (planned.seed, planned.sign):
+        problems.append("its seed does not follow from the run seed")
+    return problems
+
+
+def _check_scalars(config: Config, commit: Commit) -> list[str]:
+    """alpha, utilities and coefficients, from the recorded fitness and the configuration."""
+    schedule, where = config.es.alpha, f"update {commit.version}"
+    alpha = schedules.value(
+        schedule.kind, schedule.start, schedule.end, update=commit.version, num_updates=config.run.num_updates
+    )
+    problems = [] if commit.alpha == alpha else [f"{where}: alpha is {commit.alpha}, the schedule says {alpha}"]
+    if not commit.members:
+        return [*problems, f"{where}: no members"]
+    utilities = shaping.utilities(config.es.shaping, [member.fitness for member in commit.members])
+    coefficients = shaping.coefficients(commit.alpha, utilities, [member.sign for member in commit.members])
+    for member, utility, coefficient in zip(commit.members, utilities, coefficients, strict=True):
+        if member.utility != utility:
+            problems.append(f"{where}, evaluation {member.eval_id}: utility {member.utility}, computed {utility}")
+        if member.coefficient != coefficient:
+            problems.append(
+                f"{where}, evaluation {member.eval_id}: coefficient {member.coefficient}, computed {coefficient}"
+            )
+    if commit.null and any(coefficients):
+        problems.append(f"{where}: null, although its cohort has a spread")
+    return problems
+
+
+def _rebuild(history: History, arena: Arena, say: Say) -> list[VersionLine]:
+    versions = [VersionLine(0, arena.digest(), history.digests.get(0, history.base_digest), 0.0, 0, None)]
+    for begin in range(0, len(history.commits), COMMITS_PER_PASS):
+        commits = history.commits[begin : begin + COMMITS_PER_PASS]
+        report = arena.apply(commits)
+        for commit, digest, norm in zip(commits, report.digests, report.update_norms, strict=True):
+            count = len(commit.members)
+            fitness = sum(member.fitness for member in commit.members) / count if count else None
+            recorded = history.digests.get(commit.version)
+            versions.append(VersionLine(commit.version, digest, recorded, norm, count, fitness, commit.null))
+        say(f"rebuilt theta_{arena.version} of {len(history.commits)}")
+    return versions
+
+
+def _check_results(history: History, digests: dict[int, int]) -> list[str]:
+    """Every result that was not voided was measured around the theta that its version names."""
+    return [
+        f"evaluation {result.eval_id} saw digest {result.digest:016x}, theta_{result.eval_id.version} has {digest:016x}"
+        for result in history.results.values()
+        if result.error is None
+        and result.eval_id not in history.void
+        and (digest := digests.get(result.eval_id.version)) is not None
+        and digest != result.digest
+    ]
+
+
+def _wrong_base(found: int, recorded: int) -> str:
+    return f"the base model has digest {found:016x}, the run began on {recorded:016x}; use the model it began with"
