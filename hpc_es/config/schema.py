@@ -32,7 +32,13 @@ Seconds = Annotated[float, BeforeValidator(seconds), AfterValidator(_positive)]
 class Model(BaseModel):
     """Base: unknown keys are errors, values are frozen and finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # an environment's options may hold them
+        protected_namespaces=(),
+    )
 
 
 class RunConfig(Model):
