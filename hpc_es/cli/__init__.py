@@ -5,17 +5,20 @@ end); a mistake of the user's is one plain message on stderr, without a tracebac
 object and nothing else. Imports are made inside the commands, so that `--help` answers at once on a login node.
 """
 
+import dataclasses
 import logging
 import os
 import socket
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 from typer.core import TyperGroup
 
 from hpc_es import __version__
-from hpc_es.errors import ConfigError, HpcEsError, ModelError, TransportError
+from hpc_es.errors import ConfigError, HpcEsError, ModelError, TransportError, VerifyError
 from hpc_es.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -53,7 +56,13 @@ ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file,
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="E.g. es.population=16.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/quickstart.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
+BaseModel = Annotated[Path | None, typer.Option("--model", help="The base model, where it has moved.")]
 Parent = Annotated[int | None, typer.Option(help="Process id of the parent; end when it ends.")]
+
+
+class Dtype(StrEnum):
+    fp32 = "fp32"
+    base = "base"
 
 
 def main() -> None:
@@ -112,6 +121,76 @@ def status(run: RunFolder, json: Json = False) -> None:
         return
     at_rest = _status_at_rest(paths)
     print_json(at_rest) if json else console().print(f"{run}: {status_line(at_rest)}", markup=False)
+
+
+@app.command()
+def verify(run: RunFolder, model: BaseModel = None, json: Json = False) -> None:
+    """Rebuild every version from base model and journal, and check all that the run recorded."""
+    from hpc_es.analysis.verify import verify as verify_run
+    from hpc_es.cli.output import console, print_json, versions_table
+
+    out = console(stderr=json)
+    report = verify_run(_run_paths(run).root, model=model, say=lambda text: out.print(text, markup=False))
+    if json:
+        print_json({"run": str(run), "ok": report.ok, **dataclasses.asdict(report)})
+    out.print(versions_table(report.versions))
+    for problem in report.problems:
+        out.print(f"WRONG: {problem}", markup=False, style="red")
+    out.print(f"{report.num_results} results were reported, {report.num_counted} were counted, each of them once")
+    if not report.ok:
+        raise VerifyError(f"{run} does not fit together: {len(report.problems)} problems, see above")
+    out.print(f"{run}: everything fits", markup=False, style="green")
+
+
+@app.command()
+def replay(
+    run: RunFolder,
+    out: Annotated[Path, typer.Option(help="The folder to write; must not exist.")],
+    version: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
+    dtype: Annotated[
+        Dtype, typer.Option(help="fp32: the run's own bits. base: as the base model, to serve.")
+    ] = Dtype.fp32,
+    model: BaseModel = None,
+    json: Json = False,
+) -> None:
+    """Write any version as a Hugging Face folder, the same bits as the run had."""
+    from hpc_es.analysis.verify import replay as replay_run
+    from hpc_es.cli.output import console, print_json
+    from hpc_es.config import load
+    from hpc_es.params.export import export
+
+    paths = _run_paths(run)
+    base = model or Path(load(paths.config).config.model.path)
+    arena = replay_run(paths.root, version, model=base)
+    manifest = export(arena, base, out, "float32" if dtype is Dtype.fp32 else "base")
+    if json:
+        print_json({"run": str(run), "out": str(out), **msgspec.structs.asdict(manifest)})
+    text = f"{out}: theta_{manifest.version} of {run} in {manifest.dtype}, digest {manifest.digest:016x} in fp32"
+    console(stderr=json).print(text, markup=False)
+
+
+@app.command("eval")
+def evaluate(
+    run: RunFolder,
+    version: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
+    num_tasks: Annotated[int | None, typer.Option(min=1, help="Default: eval.num_tasks of the run.")] = None,
+    json: Json = False,
+) -> None:
+    """Score any version on the run's held-out tasks, and record it below RUN/evals."""
+    from hpc_es.cli.output import console, print_json
+    from hpc_es.launch.evaluate import evaluate as evaluate_run
+
+    out = console(stderr=json)
+    done = evaluate_run(
+        _run_paths(run).root, version=version, num_tasks=num_tasks, say=lambda text: out.print(text, markup=False)
+    )
+    count = len(done.episodes)
+    fitness = sum(episode.reward for episode in done.episodes) / count
+    success = sum(episode.success for episode in done.episodes) / count
+    if json:
+        shares = {"fitness": fitness, "success": success, "num_tasks": count}
+        print_json({"run": str(run), "version": done.version, "name": done.name, **shares})
+    out.print(f"theta_{done.version}: mean reward {fitness:.4f}, solved {success:.1%} of {count} tasks", markup=False)
 
 
 @model_app.command("get")

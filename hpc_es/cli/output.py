@@ -6,8 +6,8 @@ event and one per new version, each with its time.
 
 import contextlib
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -17,6 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hpc_es.transport.messages import Status
+
+if TYPE_CHECKING:  # it brings numba
+    from hpc_es.analysis.verify import VersionLine
 
 NUM_EVENTS_SHOWN = 4
 
@@ -71,6 +74,26 @@ def status_table(status: Status) -> RenderableType:
     cohort = Text(f"cohort {status.cohort_done} of {status.cohort_size}")
     events = [Text(event, style="dim") for event in status.events[-NUM_EVENTS_SHOWN:]]
     return Group(done, Text(status_line(status)), cohort, *([workers] if status.workers else []), *events)
+
+
+def versions_table(versions: "Sequence[VersionLine]") -> Table:
+    """What `verify` found, one row per version."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for title in ("version", "digest", "recorded", "members", "fitness", "norm of the update", ""):
+        table.add_column(title)
+    for line in versions:
+        recorded = "none" if line.recorded is None else "the same" if line.ok else f"{line.recorded:016x}"
+        fitness = "" if line.fitness is None else f"{line.fitness:.4f}"
+        table.add_row(
+            str(line.version),
+            f"{line.digest:016x}",
+            recorded,
+            str(line.num_members),
+            fitness,
+            f"{line.update_norm:.3g}",
+            "null" if line.null else "",
+        )
+    return table
 
 
 class Progress:

@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_es import envs
 from hpc_es.config import Config, compare, load, save
 from hpc_es.errors import ConfigError, LaunchError, ModelError
+from hpc_es.head.tasks import count_tasks
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Stopped
@@ -33,8 +33,7 @@ def is_finished(paths: RunPaths) -> bool:
 def check(config: Config) -> None:
     """Find what would make the head or every worker fail at its start. Errors: ModelError, ConfigError, EnvError."""
     check_model(Path(config.model.path))
-    for part in (config.task.train, config.eval.options):
-        envs.make(config.task.env, **{**config.task.options, **part}).close()
+    count_tasks(config)
 
 
 def check_model(path: Path) -> None:
