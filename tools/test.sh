@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Every check of the project: .venv, installation, ruff, mypy, the directions of imports, all tests.
+#
+#     bash tools/test.sh [pytest arguments]           # e.g. -k journal, -m "not slow"
+#
+# Data of the tests: HPC_ES_SHARED, or shared/ beside the repository.
+
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+install model,test
+say "ruff"
+ruff check .
+ruff format --check --quiet .
+say "mypy"
+mypy
+say "directions of imports"
+python tools/check_imports.py
+say "tests"
+pytest -ra "$@"
