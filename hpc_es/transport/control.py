@@ -1,0 +1,375 @@
+"""The control plane: small authenticated messages between one head and its workers.
+
+The head owns a ROUTER, each worker's front process a DEALER, both under CURVE. Invariants: who does not hold the
+workers' key says nothing that the head hears; a worker obeys only the highest generation it has seen, a head hears
+only what was meant for it; a report is resent until it is acknowledged, and nothing else is ever sent twice.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from hpc_es.errors import Superseded, TransportError
+from hpc_es.es.records import EvalId
+from hpc_es.paths import RunPaths
+from hpc_es.transport.messages import (
+    Ack,
+    AnyMessage,
+    Envelope,
+    Heartbeat,
+    Hello,
+    Rendezvous,
+    Report,
+    decode,
+    encode,
+    read_rendezvous,
+)
+from hpc_es.transport.secrets import load_secrets
+from hpc_es.transport.sockets import HEARTBEAT_MS, SILENCE_MS, Connection, Wake, milliseconds
+
+log = logging.getLogger(__name__)
+
+MAX_BATCH = 256
+FAREWELL_MS = 1_000
+"""How long a closing socket may spend on what it still has to send."""
+JOIN_S = 10.0
+LOOKOUT_S = 0.5
+"""Pause between two looks for a head while there is none."""
+
+
+class HeadServer:
+    """The head's end. One thread calls receive, send and close; any thread, or a signal handler, calls wake.
+
+    Receiving never fails because of what a peer sent; sending never blocks and drops what a vanished peer would get.
+    A peer is the identity that a worker chose: its incarnation, in UTF-8.
+    """
+
+    def __init__(self, paths: RunPaths, generation: int, run_id: str, host: str):
+        """Bind a free port on `host` (see `resolve_host`) and publish rendezvous.json.
+
+        Errors: TransportError (keys, address), Superseded when a newer head has published.
+        """
+        keys = load_secrets(paths)
+        self.generation = generation
+        self.num_undecodable = 0
+        self._workers_key = z85.decode(keys.workers.public)
+        self._wake = Wake()
+        self._context = zmq.Context()
+        # libzmq asks here, in this context, about every handshake
+        self._zap = self._context.socket(zmq.REP)
+        self._zap.bind("inproc://zeromq.zap.01")
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.curve_server = True
+        self._router.curve_secretkey = keys.head.secret.encode()
+        self._router.setsockopt(zmq.ZAP_DOMAIN, b"hpc_es")
+        self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects takes its identity with it
+        self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+        self._poller = zmq.Poller()
+        for source in (self._zap, self._router, self._wake):
+            self._poller.register(source, zmq.POLLIN)
+        try:
+            self.host, self.port = host, _bind(self._router, host)
+            here = Rendezvous(run_id, generation, host, self.port, os.getpid(), os.uname().nodename)
+            _publish(paths.rendezvous, here)
+        except BaseException:
+            self.close()
+            raise
+
+    def receive(self, timeout_s: float) -> list[tuple[bytes, Envelope]]:
+        """(peer, envelope) of what is there, at most 256; waits for the first, for a wake, or for `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            remaining_s = max(0.0, deadline - time.monotonic())
+            ready = dict(self._poller.poll(milliseconds(remaining_s)))
+            if self._zap in ready:
+                self._admit()
+            received = self._drain() if self._router in ready else []
+            if received or not remaining_s:
+                return received
+            if self._wake.fileno() in ready:
+                self._wake.clear()
+                return received
+
+    def send(self, peer: bytes, message: AnyMessage) -> None:
+        with suppress(zmq.Again):
+            self._router.send_multipart([peer, encode(self.generation, message)], zmq.NOBLOCK)
+
+    def wake(self) -> None:
+        """Make a receive that waits in another thread, or the next one, return."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """Send what was handed over, for a second at most."""
+        self._router.close(FAREWELL_MS)
+        self._zap.close(0)
+        self._context.term()
+        self._wake.close()
+
+    def _admit(self) -> None:
+        version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
+        known = mechanism == b"CURVE" and credentials == [self._workers_key]
+        if not known:
+            log.warning("a connection without the workers' key was refused")
+        self._zap.send_multipart([version, request, b"200" if known else b"400", b"", b"", b""])
+
+    def _drain(self) -> list[tuple[bytes, Envelope]]:
+        received = []
+        with suppress(zmq.Again):
+            for _ in range(MAX_BATCH):
+                peer, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+                envelope = self._understand(frames)
+                if envelope is None:
+                    continue
+                if isinstance(envelope.message, Heartbeat):
+                    self.send(peer, envelope.message)  # the echo tells the worker that this loop is alive
+                received.append((peer, envelope))
+        return received
+
+    def _understand(self, frames: list[bytes]) -> Envelope | None:
+        try:
+            envelope = decode(b"".join(frames))
+        except (TransportError, RecursionError) as error:
+            self.num_undecodable += 1
+            log.warning("a message was dropped: %s", error)
+            return None
+        meant_for_us = envelope.generation in (0, self.generation) or isinstance(envelope.message, Hello)
+        return envelope if meant_for_us else None
+
+
+class _Pending(msgspec.Struct):
+    """A report on its way, with its ages as stamps of the monotonic clock."""
+
+    report: Report
+    started_at: float
+    finished_at: float
+    sent_at: float = 0.0
+
+
+class HeadClient:
+    """A worker's end: a thread that finds the head, follows it, and keeps talking while the worker is busy.
+
+    At every connection, to a new head or again to the same, `make_hello(generation)` is sent first and unacknowledged
+    reports follow. While no head is connected, other messages are dropped: the Hello says where the worker stands.
+    Callbacks run on the client's thread and must be quick: from asyncio, `loop.call_soon_threadsafe(queue.put_nowait)`.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        identity: str,
+        *,
+        heartbeat_s: float,
+        head_timeout_s: float,
+        make_hello: Callable[[int], Hello],
+        make_heartbeat: Callable[[], Heartbeat],
+        on_message: Callable[[AnyMessage], None],
+        on_lost: Callable[[TransportError], None],
+    ):
+        """`on_lost` is called once, when no head was heard for `head_timeout_s` or it refused our key.
+
+        Errors: TransportError (keys).
+        """
+        self.generation = 0
+        """The highest that was seen; 0: none yet."""
+        self._paths = paths
+        self._identity = identity.encode()
+        self._keys = load_secrets(paths)
+        self._heartbeat_s, self._head_timeout_s = heartbeat_s, head_timeout_s
+        self._make_hello, self._make_heartbeat = make_hello, make_heartbeat
+        self._on_message, self._on_lost = on_message, on_lost
+        self._outbox: deque[AnyMessage] = deque()
+        self._pending: dict[EvalId, _Pending] = {}
+        self._changed = threading.Condition()  # guards _pending
+        self._closing = threading.Event()
+        self._lost = False
+        self._connection: Connection | None = None
+        self._heard_at = time.monotonic()
+        self._wake = Wake()
+        self._context = zmq.Context()
+        self._thread = threading.Thread(target=self._run, name="head-client", daemon=True)
+        self._thread.start()
+
+    def send(self, message: AnyMessage) -> None:
+        """From any thread; never blocks."""
+        if isinstance(message, Report):
+            now = time.monotonic()
+            pending = _Pending(message, now - message.started_age, now - message.finished_age)
+            with self._changed:
+                self._pending[message.result.eval_id] = pending
+        self._outbox.append(message)
+        self._wake.set()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every report is acknowledged. False when some are not in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._pending, timeout_s)
+
+    def close(self) -> None:
+        """Send what was handed over, for a second at most, and end the thread. No callback comes afterwards."""
+        self._closing.set()
+        self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_S)
+
+    # --- on the client's thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_beat = time.monotonic()
+        try:
+            while not self._closing.is_set():
+                if time.monotonic() >= next_beat:
+                    self._beat()
+                    is_ready = self._connection is not None and self._connection.is_ready
+                    next_beat = time.monotonic() + (
+                        self._heartbeat_s if is_ready else min(LOOKOUT_S, self._heartbeat_s)
+                    )
+                self._exchange(max(0.0, next_beat - time.monotonic()))
+            self._empty_outbox()
+        except Exception as error:
+            log.exception("the thread that talks to the head ends")
+            self._lose(f"the thread that talks to the head failed: {error!r}")
+        finally:
+            if self._connection is not None:
+                self._connection.close(FAREWELL_MS if self._connection.is_ready else 0)
+            self._context.term()
+            self._wake.close()
+
+    def _beat(self) -> None:
+        """Look for a newer head, say that we live, resend what waits for its acknowledgement, notice silence."""
+        self._follow()
+        now = time.monotonic()
+        if self._connection is not None and self._connection.is_ready:
+            self._transmit(self._make_heartbeat())
+            self._send_reports(sent_before=now - self._heartbeat_s)
+        silent_s = now - self._heard_at
+        if silent_s > self._head_timeout_s:
+            where = self._connection.trouble if self._connection else f"{self._paths.rendezvous} does not exist"
+            self._lose(f"no head was heard for {silent_s:.0f} s (transport.head_timeout): {where}")
+
+    def _follow(self) -> None:
+        try:
+            there = read_rendezvous(self._paths.rendezvous)
+        except OSError as error:  # a stale NFS handle while the file is being replaced; the next look will do
+            log.warning("rendezvous.json cannot be read: %s", error)
+            return
+        if there is None or there.generation < self.generation:
+            return
+        connection = self._connection
+        if connection is not None and connection.to == there and not connection.is_over:
+            return
+        if connection is not None:
+            connection.close()
+        log.info("connecting to the head of generation %d at %s:%d", there.generation, there.host, there.port)
+        self.generation = there.generation
+        self._connection = Connection(self._context, there, self._keys, self._identity)
+
+    def _exchange(self, timeout_s: float) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        connection = self._connection
+        if connection is not None:
+            poller.register(connection.socket, zmq.POLLIN)
+            poller.register(connection.monitor, zmq.POLLIN)
+        poller.poll(milliseconds(timeout_s))
+        self._wake.clear()
+        if connection is not None:
+            if connection.watch():
+                self._transmit(self._make_hello(self.generation))
+                self._send_reports(sent_before=time.monotonic())
+            if connection.is_refused:
+                self._lose(f"{connection.trouble} ({self._paths.secrets})")
+            for data in connection.receive():
+                self._deliver(data)
+        self._empty_outbox()
+
+    def _deliver(self, data: bytes) -> None:
+        try:
+            envelope = decode(data)
+        except TransportError as error:
+            log.warning("a message of the head was dropped: %s", error)
+            return
+        if envelope.generation < self.generation:
+            return
+        self.generation = envelope.generation
+        self._heard_at = time.monotonic()
+        message = envelope.message
+        if isinstance(message, Heartbeat):
+            return
+        if isinstance(message, Ack):
+            with self._changed:
+                self._pending.pop(message.eval_id, None)
+                self._changed.notify_all()
+        self._on_message(message)
+
+    def _empty_outbox(self) -> None:
+        while self._outbox:
+            message = self._outbox.popleft()
+            if isinstance(message, Report):
+                self._send_reports(sent_before=0.0)
+            else:
+                self._transmit(message)
+
+    def _send_reports(self, sent_before: float) -> None:
+        """Send those that wait for an acknowledgement and were last sent before this time (0: never yet)."""
+        if self._connection is None or not self._connection.is_ready:
+            return
+        now = time.monotonic()
+        with self._changed:
+            due = [pending for pending in self._pending.values() if pending.sent_at <= sent_before]
+        for pending in due:
+            pending.sent_at = now
+            self._transmit(
+                msgspec.structs.replace(
+                    pending.report, started_age=now - pending.started_at, finished_age=now - pending.finished_at
+                )
+            )
+
+    def _transmit(self, message: AnyMessage) -> None:
+        if self._connection is not None and self._connection.is_ready:
+            self._connection.send(encode(self.generation, message))
+
+    def _lose(self, why: str) -> None:
+        if not self._lost:
+            self._lost = True
+            self._on_lost(TransportError(why))
+
+
+def _bind(router: "zmq.Socket[bytes]", host: str) -> int:
+    """Bind a port that the system chooses, and return it."""
+    try:
+        router.bind(f"tcp://{host}:*")
+    except zmq.ZMQError as error:
+        raise TransportError(
+            f"the head cannot listen on {host} ({error}); set transport.host or transport.interface to an address of "
+            f"this machine"
+        ) from error
+    return int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+
+
+def _publish(path: Path, here: Rendezvous) -> None:
+    """Replace rendezvous.json: a reader sees the old one or the new one, whole, also after a crash."""
+    there = read_rendezvous(path)
+    if there is not None and there.generation > here.generation:
+        raise Superseded(f"{path} is from the head of generation {there.generation}; this one is {here.generation}")
+    new = path.with_name(f"{path.name}.{here.generation}.{here.pid}")
+    with new.open("wb") as file:
+        file.write(msgspec.json.encode(here))
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
