@@ -12,7 +12,7 @@ import pytest
 def small_disk(folder: Path) -> Iterator[Path]:
     """Where mounting is not allowed the test is skipped, with the reason; the tests with RLIMIT_FSIZE run anywhere."""
     disk = folder / "disk"
-    disk.mkdir()
+    disk.mkdir(exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)]
     try:
         subprocess.run(mount, check=True, capture_output=True, text=True)

@@ -19,7 +19,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from hpc_es.errors import StoreError
+from hpc_es.errors import StoreError, Superseded
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import Warn, journal_end, read_journal, warn_python, write_file
 from hpc_es.store.projection import Changes, Projection, merge_later
@@ -52,6 +52,7 @@ class Hdf5Writer:
         """None after a failure: what it had to say is lost, and comes again from the journal."""
         self._rows_written = dict.fromkeys(TABLES, 0)
         self._building = True
+        self._generation = 0
         self._retry_at = 0.0
 
     def add(self, record: AnyRecord) -> None:
@@ -123,7 +124,9 @@ class Hdf5Writer:
             os.replace(self._temporary, self._paths.hdf5)
         except _FAILURES as error:
             raise self._fail(error) from error
-        self._building = False
+        for leftover in self._paths.root.glob(f".{self._paths.hdf5.name}.*"):  # of writers that were killed
+            leftover.unlink(missing_ok=True)
+        self._building, self._generation = False, projection.started.generation
 
     # --- the file that exists ----------------------------------------------------------------------------------
 
@@ -137,7 +140,7 @@ class Hdf5Writer:
             return False
         try:
             with file:
-                if file.attrs.get("writer") != self._token or not file.attrs.get("complete"):
+                if not self._is_ours(file):
                     return False
                 file.attrs["complete"] = 0
                 file.flush()
@@ -145,8 +148,16 @@ class Hdf5Writer:
                 file.flush()
                 _mark_complete(file, projection, journal_bytes)
         except _FAILURES as error:
+            self._paths.hdf5.unlink(missing_ok=True)  # of no use any more; on a full disk the journal needs the room
             raise self._fail(error) from error
         return True
+
+    def _is_ours(self, file: h5py.File) -> bool:
+        """Whether this writer left the file as it is. Errors: Superseded when a newer head has built it."""
+        generation = file.attrs.get("generation", 0)
+        if generation > self._generation:
+            raise Superseded(f"{self._paths.hdf5} is kept by a newer head, generation {generation}")
+        return bool(file.attrs.get("writer") == self._token and file.attrs.get("complete"))
 
     def _open(self, path: Path, mode: str) -> h5py.File:
         # No file locks by default: NFS and Lustre often lack them, and then HDF5 refuses to open the file at all.
@@ -213,6 +224,7 @@ def _create_tables(file: h5py.File) -> None:
                 maxshape=(None,),
                 chunks=(_CHUNK_ROWS,),
                 fillvalue=_fill(column),
+                fletcher32=column.dtype != "str",  # checksums, so that damage is an error; not possible for strings
             )
             dataset.attrs["unit"] = column.unit
             dataset.attrs["meaning"] = column.meaning
