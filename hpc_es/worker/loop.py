@@ -34,6 +34,8 @@ from hpc_es.worker.rollout import Player
 log = logging.getLogger(__name__)
 
 FETCH_RETRY_S = 5.0
+FAREWELL_S = 2.0
+"""How long a leaving worker waits for the acknowledgement of what it has reported."""
 CHECKPOINT_WORTH = 2
 """Commits that a checkpoint must save before it is loaded: reading one costs about as much as replaying two members."""
 
@@ -100,10 +102,12 @@ class Worker:
         self.client = HeadClient(
             self.paths,
             self.name,
-            transport=self.config.transport,
+            heartbeat_s=self.config.transport.heartbeat,
+            head_timeout_s=self.config.transport.head_timeout,
+            make_hello=lambda generation: self._hello(),
+            make_heartbeat=lambda: messages.Heartbeat(self.name),
             on_message=deliver,
-            on_head=lambda generation: deliver(messages.Unknown()),
-            on_error=deliver,
+            on_lost=deliver,
         )
         try:
             while True:
@@ -115,6 +119,7 @@ class Worker:
                     return ended
         finally:
             await self._abandon("the worker ends")
+            await asyncio.to_thread(self.client.flush, FAREWELL_S)
             self.client.send(messages.Goodbye(self.name, "the worker ends"))
             self.client.close()
             if self._collective is not None:
@@ -260,7 +265,8 @@ class Worker:
             error=error,
         )
         self._holding = None
-        self.client.report(result, started=started, finished=finished)
+        now = time.monotonic()
+        self.client.send(messages.Report(self.name, result, now - started, now - finished))
 
     async def _probe_if_due(self) -> None:
         every = self.config.engine.probe_every

@@ -1,0 +1,99 @@
+"""Environments and an engine that do as a test says; made by name as `scripted:Steps` and so on."""
+
+import time
+from collections import Counter
+
+from hpc_es.engine.base import Completion
+from hpc_es.envs.base import Env, Message, Observation, StepResult
+
+FAULTS: Counter[str] = Counter()
+"""How often each kind of environment still misbehaves in this process."""
+
+
+class Steps(Env):
+    """Three turns, then a reward of the task's number; each turn must answer what it was asked."""
+
+    num_tasks = 100
+    limit = 3
+
+    def __init__(self, split: str = "train") -> None:
+        self.split = split
+
+    def reset(self, task: int) -> Observation:
+        self.task, self.turn = task, 0
+        return self._ask()
+
+    def _ask(self) -> Observation:
+        return Observation((Message("user", f"task {self.task} turn {self.turn}"),))
+
+    def step(self, text: str) -> StepResult:
+        assert text == f"task {self.task} turn {self.turn}"
+        self.turn += 1
+        if self.turn < self.limit:
+            return StepResult(self._ask(), 0.0, False, False)
+        return StepResult(None, self.reward(), True, False, success=True)
+
+    def reward(self) -> float:
+        return float(self.task)
+
+
+class NanReward(Steps):
+    def reward(self) -> float:
+        return float("nan")
+
+
+class Raises(Steps):
+    """Raises while FAULTS["raises"] lasts."""
+
+    def step(self, text: str) -> StepResult:
+        if FAULTS["raises"]:
+            FAULTS["raises"] -= 1
+            raise ValueError("the tool server is unreachable")
+        return super().step(text)
+
+
+class AlwaysRaises(Steps):
+    def reset(self, task: int) -> Observation:
+        raise OSError("no such sandbox")
+
+
+class NeverReturns(Steps):
+    def step(self, text: str) -> StepResult:
+        time.sleep(3600)
+        raise AssertionError("unreachable")
+
+
+class TooLong(Steps):
+    def _ask(self) -> Observation:
+        return Observation((Message("user", "x" * (10 if self.turn == 0 else 10_000)),))
+
+    def step(self, text: str) -> StepResult:
+        self.turn += 1
+        return StepResult(self._ask(), 0.25, False, False)
+
+
+class Letters:
+    """A tokenizer of one token per character."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
+class Echo:
+    """An engine that answers with its prompt. Counts how many requests it ever had at once."""
+
+    tokenizer = Letters()
+
+    def __init__(self) -> None:
+        self.in_flight, self.most = 0, 0
+        self.seeds: list[int] = []
+
+    async def generate(self, prompt, sampling, *, seed, choices=None) -> Completion:
+        import asyncio
+
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        self.seeds.append(seed)
+        await asyncio.sleep(0)
+        self.in_flight -= 1
+        return Completion("".join(map(chr, prompt)), len(prompt), 1, truncated=False)
