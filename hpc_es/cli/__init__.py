@@ -107,12 +107,12 @@ def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> 
 def status(run: RunFolder, json: Json = False) -> None:
     """Version, fitness, workers, rate and time left."""
     from hpc_es.cli.output import console, print_json, status_line, status_table
-    from hpc_es.transport.control import ask
     from hpc_es.transport.messages import Status, StatusRequest
+    from hpc_es.transport.observer import ask
 
     paths = _run_paths(run)
     try:
-        answer = ask(paths, StatusRequest(), timeout=STATUS_TIMEOUT_S)
+        answer = ask(paths, StatusRequest(), STATUS_TIMEOUT_S)
     except TransportError:
         answer = None  # no head runs; the journal still knows how far it came
     if isinstance(answer, Status):

@@ -21,11 +21,13 @@ from hpc_es.errors import LaunchError, RunFailed, TransportError
 from hpc_es.launch import prepare
 from hpc_es.launch.process import Child, Family, last_lines
 from hpc_es.paths import RunPaths
-from hpc_es.transport.control import ask
 from hpc_es.transport.messages import Status, StatusRequest
+from hpc_es.transport.observer import ask
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_HOPELESS, EXIT_STOPPED = 0, 1, 2, 3
 """How head and workers end: all is done; failed; failed in a way that a restart repeats; stopped in good order."""
+
+ROLE_COMMAND = (sys.executable, "-m", "hpc_es")
 
 _POLL_S = 0.2
 _STATUS_EVERY_S = 1.0
@@ -73,8 +75,8 @@ class _Role:
         self.name, self.arguments, self.environment = name, arguments, environment
         self.restarts = 0
         self.child: Child | None = None
-        self.start_at = 0.0
-        """Monotonic time of the next start, when it does not run."""
+        self.ended_at: float | None = None
+        """Monotonic time at which it was seen to have ended."""
         self.has_joined = False
 
     def poll(self) -> int | None:
@@ -118,9 +120,9 @@ class _Supervisor:
 
     def _look_after(self) -> Outcome:
         next_status = 0.0
+        for role in (self.head, *self.workers):
+            self._start(role)
         while not self.stop.signal:
-            for role in (self.head, *self.workers):
-                self._start_when_due(role)
             if (code := self.head.poll()) in (EXIT_FINISHED, EXIT_STOPPED):
                 self._wind_down(time.monotonic() + self.config.launch.stop_timeout, tolerated=0)
                 finished = code == EXIT_FINISHED
@@ -134,16 +136,19 @@ class _Supervisor:
         self._stop_in_order()
         return Outcome(self.paths, False, f"stopped by {self.stop.signal}")
 
-    def _start_when_due(self, role: _Role) -> None:
-        if role.child is None and time.monotonic() >= role.start_at:
-            command = [sys.executable, "-m", "hpc_es", *role.arguments, "--parent", str(os.getpid())]
-            role.child = self.family.start(command, log=self.paths.log(role.name), environment=role.environment)
+    def _start(self, role: _Role) -> None:
+        command = [*ROLE_COMMAND, *role.arguments, "--parent", str(os.getpid())]
+        role.child = self.family.start(command, log=self.paths.log(role.name), environment=role.environment)
+        role.ended_at = None
 
     def _consider(self, role: _Role) -> None:
         """Start a process that has died again, if that can help. Errors: LaunchError, RunFailed."""
         code = role.poll()
-        if code is None:
+        if code is None or (code == EXIT_FINISHED and role is not self.head):
             return
+        role.ended_at = role.ended_at or time.monotonic()
+        if time.monotonic() < role.ended_at + _RESTART_DELAY_S:
+            return  # workers that were sent home may be seen to end before the head does
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         log = self.paths.log(role.name)
         evidence = f"the end of {log}:\n{last_lines(log)}"
@@ -153,14 +158,12 @@ class _Supervisor:
         if role.restarts >= bound:
             raise LaunchError(f"{role.name} {cause}, after launch.max_restarts={bound} restarts; {evidence}")
         role.restarts += 1
-        role.child = None
-        # A pause, because workers that are sent home may be seen to end before the head does.
-        role.start_at = time.monotonic() + _RESTART_DELAY_S
         self.on_event(f"{role.name} {cause}; starting it again ({role.restarts} of at most {bound} times)")
+        self._start(role)
 
     def _ask_status(self) -> None:
         with contextlib.suppress(TransportError):  # no head yet, or a busy one: there is no news, which is no error
-            status = ask(self.paths, StatusRequest(), timeout=_STATUS_TIMEOUT_S)
+            status = ask(self.paths, StatusRequest(), _STATUS_TIMEOUT_S)
             if isinstance(status, Status):
                 seats = {worker.seat for worker in status.workers}
                 for role in self.workers:
