@@ -13,6 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 from hpc_es.errors import StoreError, Superseded
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import Warn, journal_end, read_journal, warn_python, write_file
+from hpc_es.store.pages import BufferedPages
 from hpc_es.store.projection import Changes, Projection, merge_later
 from hpc_es.store.records import AnyRecord, Started
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
@@ -53,6 +55,7 @@ class Hdf5Writer:
         self._rows_written = dict.fromkeys(TABLES, 0)
         self._building = True
         self._generation = 0
+        self._journal_bytes = 0
         self._retry_at = 0.0
 
     def add(self, record: AnyRecord) -> None:
@@ -104,11 +107,12 @@ class Hdf5Writer:
         self._projection = projection
 
     def _spill(self, projection: Projection) -> None:
-        new = not self._temporary.exists()
-        with self._open(self._temporary, "a") as file:
-            if new:
+        create = not self._temporary.exists()
+        with self._open(self._temporary, create=create) as (file, commit):
+            if create:
                 _create_tables(file)
             self._apply(file, projection.take())
+            commit()
 
     def _build(self, projection: Projection, journal_bytes: int) -> None:
         if projection.started is None:
@@ -118,35 +122,36 @@ class Hdf5Writer:
         merged = list(merge_later(projection, self._paths.later_evals(), self._warn))
         try:
             self._spill(projection)
-            with self._open(self._temporary, "r+") as file:
+            with self._open(self._temporary) as (file, commit):
                 _describe(file, projection.started, self._token, merged)
-                _mark_complete(file, projection, journal_bytes)
+                _mark(file, projection, journal_bytes, complete=1)
+                commit()
             os.replace(self._temporary, self._paths.hdf5)
         except _FAILURES as error:
             raise self._fail(error) from error
         for leftover in self._paths.root.glob(f".{self._paths.hdf5.name}.*"):  # of writers that were killed
             leftover.unlink(missing_ok=True)
-        self._building, self._generation = False, projection.started.generation
+        self._building, self._generation, self._journal_bytes = False, projection.started.generation, journal_bytes
 
     # --- the file that exists ----------------------------------------------------------------------------------
 
     def _update(self, projection: Projection, journal_bytes: int) -> bool:
         """False when the file is not the one that this writer left."""
-        if not projection.num_cells:
+        if not projection.num_cells and journal_bytes == self._journal_bytes:
             return True
         try:
-            file = self._open(self._paths.hdf5, "r+")
-        except _FAILURES:
-            return False
-        try:
-            with file:
+            with self._open(self._paths.hdf5) as (file, commit):
                 if not self._is_ours(file):
                     return False
-                file.attrs["complete"] = 0
-                file.flush()
+                _mark(file, projection, journal_bytes, complete=0)
+                commit()
                 self._apply(file, projection.take())
-                file.flush()
-                _mark_complete(file, projection, journal_bytes)
+                commit()
+                _mark(file, projection, journal_bytes, complete=1)
+                commit()
+            self._journal_bytes = journal_bytes
+        except FileNotFoundError:
+            return False
         except _FAILURES as error:
             self._paths.hdf5.unlink(missing_ok=True)  # of no use any more; on a full disk the journal needs the room
             raise self._fail(error) from error
@@ -159,18 +164,30 @@ class Hdf5Writer:
             raise Superseded(f"{self._paths.hdf5} is kept by a newer head, generation {generation}")
         return bool(file.attrs.get("writer") == self._token and file.attrs.get("complete"))
 
-    def _open(self, path: Path, mode: str) -> h5py.File:
-        # No file locks by default: NFS and Lustre often lack them, and then HDF5 refuses to open the file at all.
-        # There is one writer, and readers see by `complete` whether they came in the middle of a flush.
-        return h5py.File(path, mode, locking=self._locking)
+    @contextmanager
+    def _open(self, path: Path, *, create: bool = False) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
+        """The file, and what has to be called to get onto the disk what was written so far."""
+        # No file lock by default: NFS and Lustre often lack them, and then the file could not be opened at all. There
+        # is one writer, and readers see by `complete` whether they came in the middle of a flush.
+        with (
+            BufferedPages(path, create=create, lock=self._locking) as pages,
+            h5py.File(pages, "w" if create else "r+") as file,
+        ):
+
+            def commit() -> None:
+                file.flush()
+                pages.commit()
+
+            yield file, commit
 
     def _apply(self, file: h5py.File, changes: Changes) -> None:
         for table, columns in TABLES.items():
             num_rows, cells = changes.num_rows[table], changes.cells[table]
             grown = num_rows > self._rows_written[table]
+            group = file[table]
             for column in columns:
                 if grown or column.name in cells:
-                    dataset = file[table][column.name]
+                    dataset = group[column.name]
                     if grown:
                         dataset.resize((num_rows,))
                     _write_cells(dataset, column, cells.get(column.name, {}))
@@ -243,11 +260,10 @@ def _describe(file: h5py.File, started: Started, token: str, merged: list[str]) 
     file.attrs["writer"] = token
 
 
-def _mark_complete(file: h5py.File, projection: Projection, journal_bytes: int) -> None:
+def _mark(file: h5py.File, projection: Projection, journal_bytes: int, *, complete: int) -> None:
     file.attrs["journal_bytes"] = journal_bytes
     file.attrs["finished"] = projection.finished
-    file.flush()
-    file.attrs["complete"] = 1
+    file.attrs["complete"] = complete
 
 
 _STORED: dict[str, np.dtype[Any]] = {

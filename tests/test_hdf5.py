@@ -1,0 +1,462 @@
+"""run.h5 and its reader: derived from the journal, so that nothing that happens to the file costs information."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import h5py
+import pandas as pd
+import pytest
+from fake_run import BASE_DIGEST, NUM_EVAL_TASKS, fake_records, later_eval, started, write_run
+from small_disk import small_disk
+
+import hpc_es.store
+from hpc_es.errors import JournalDamaged, StoreError, Superseded
+from hpc_es.paths import RunPaths
+from hpc_es.store import hdf5
+from hpc_es.store.hdf5 import Hdf5Writer, rebuild, write_eval_journal
+from hpc_es.store.journal import JournalWriter, read_journal
+from hpc_es.store.projection import Projection
+from hpc_es.store.read import Run
+from hpc_es.store.records import Committed, Joined, Leased, Noted, Started
+from hpc_es.store.schema import TABLES
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+def tables(run: Run) -> dict[str, pd.DataFrame]:
+    return {table: getattr(run, table) for table in TABLES}
+
+
+def from_journal(root: Path) -> dict[str, pd.DataFrame]:
+    """The tables that the journal alone gives, in memory."""
+    copy = root.with_name(root.name + "-journal-only")
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.h5"), dirs_exist_ok=True)
+    with pytest.warns(UserWarning, match="built from the journal"):
+        return tables(hpc_es.store.read(copy))
+
+
+def assert_same(left: dict[str, pd.DataFrame], right: dict[str, pd.DataFrame]) -> None:
+    for table in TABLES:
+        pd.testing.assert_frame_equal(left[table], right[table], obj=table)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+# --- what stands in the tables ----------------------------------------------------------------------------------
+
+
+def test_every_column_has_its_unit_and_meaning_in_the_file(root: Path) -> None:
+    rebuild(root)
+    with h5py.File(root / "run.h5", "r", locking=False) as file:
+        assert set(file) == set(TABLES)
+        for table, columns in TABLES.items():
+            assert set(file[table]) == {column.name for column in columns}
+            for column in columns:
+                attrs = file[table][column.name].attrs
+                assert isinstance(attrs["unit"], str)
+                assert len(attrs["meaning"]) > 3
+                assert ("null" in attrs) == (column.null is not None)
+                if column.dtype == "float64":
+                    assert attrs["unit"] or column.name == "utility", f"{table}.{column.name}"
+        assert file.attrs["base_digest"] == BASE_DIGEST
+        assert {"schema_version", "config", "versions", "run_id", "generation"} <= set(file.attrs)
+
+
+def test_the_columns_that_the_design_names_are_there(root: Path) -> None:
+    evaluations = hpc_es.store.read(rebuild(root)).evaluations
+    expected = (
+        "dispatch_version consumed_version lag status seed sign sigma subspace fitness utility coefficient tokens_in "
+        "tokens_out turns time_planned time_leased time_started time_finished time_received worker host slurm_job "
+        "array_task attempt"
+    )
+    assert set(expected.split()) <= set(evaluations.columns)
+
+
+def test_staleness_can_be_recomputed_for_every_accepted_evaluation(root: Path) -> None:
+    rebuild(root)
+    run = hpc_es.store.read(root)
+    accepted = run.evaluations[(run.evaluations["status"] == "accepted") & (run.evaluations["kind"] == "train")]
+    assert (accepted["lag"] == accepted["consumed_version"] - accepted["dispatch_version"]).all()
+    assert set(accepted["lag"]) == {0, 1}
+    lag_of = {
+        member.eval_id: record.commit.version - 1 - member.eval_id.version
+        for record in read_journal(root)
+        if isinstance(record, Committed)
+        for member in record.commit.members
+    }
+    assert len(accepted) == len(lag_of)
+    for _, row in accepted.iterrows():
+        assert row["lag"] == next(
+            lag for key, lag in lag_of.items() if key.version == row["dispatch_version"] and key.slot == row["slot"]
+        )
+    by_update = accepted.groupby("consumed_version")["lag"]
+    assert list(by_update.max()) == list(run.updates["lag_max"])
+    assert list(by_update.mean()) == list(run.updates["lag_mean"])
+
+
+def test_what_is_not_known_is_null(root: Path) -> None:
+    evaluations = hpc_es.store.read(rebuild(root)).evaluations
+    centre = evaluations[evaluations["kind"] == "eval"]
+    assert len(centre) == 4
+    for column in ("seed", "subspace", "lag", "consumed_version", "planned_update", "sigma", "utility"):
+        assert centre[column].isna().all(), column
+    void = evaluations[evaluations["status"] == "void"].iloc[0]
+    assert void["error"] == "engine fault"
+    assert pd.isna(void["lag"])
+    assert pd.isna(void["fitness"])
+
+
+def test_updates_evals_and_workers_add_up(root: Path) -> None:
+    run = hpc_es.store.read(rebuild(root))
+    train = run.evaluations[(run.evaluations["kind"] == "train") & (run.evaluations["status"] == "accepted")]
+    means = train.groupby("consumed_version")["fitness"].mean()
+    assert list(means) == pytest.approx(list(run.updates["fitness_mean"]))
+    assert list(run.updates["discarded"]) == [0, 1, 0, 0]
+    assert list(run.evals["version"]) == [0, 4]
+    assert list(run.evals["num_tasks"]) == [NUM_EVAL_TASKS] * 2
+    rewards = run.episodes[run.episodes["kind"] == "eval"].groupby("dispatch_version")["reward"]
+    assert list(rewards.mean()) == pytest.approx(list(run.evals["reward_mean"]))
+    assert list(rewards.sem()) == pytest.approx(list(run.evals["standard_error"]))
+    accepted = run.evaluations[run.evaluations["status"] == "accepted"]
+    seconds = accepted["seconds_update"] + accepted["seconds_perturb"] + accepted["seconds_rollout"]
+    assert list(seconds.groupby(accepted["worker"]).sum()) == pytest.approx(list(run.workers["seconds_useful"]))
+    assert run.workers["num_results"].sum() == run.evaluations["time_received"].notna().sum()
+    assert (run.workers["seconds_connected"] == run.workers["time_left"] - run.workers["time_joined"]).all()
+
+
+def test_a_new_head_ends_leases_and_connections_until_the_workers_say_hello_again() -> None:
+    projection = Projection()
+    records = list(fake_records(1))
+    lease = next(number for number, record in enumerate(records) if isinstance(record, Leased))
+    for record in [started(1, 0), *records[: lease + 1]]:
+        projection.add(record)
+    projection.take()
+    projection.add(Started(3000.0, 1, "fake", 2, 9, "{}", BASE_DIGEST, {}, "h"))
+    cells = projection.take().cells
+    assert "planned" in cells["evaluations"]["status"].values()
+    last_word = records[lease].time
+    assert list(cells["workers"]["time_left"].values()) == [last_word, last_word]
+    projection.add(Joined(3001.0, "w0", "seat0", "node", 10, {}))
+    changes = projection.take()
+    assert changes.num_rows["workers"] == 2  # the same incarnation, the same row
+    assert pd.isna(changes.cells["workers"]["time_left"][0])
+
+
+def test_a_flush_costs_what_has_changed_and_not_what_there_is() -> None:
+    projection = Projection()
+    for record in [started(1, 0), *fake_records(40)]:
+        projection.add(record)
+    projection.take()
+    projection.add(Noted(1.0, "info", "x"))
+    assert projection.num_cells == 4
+
+
+# --- one truth --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_flushing_in_any_steps_gives_what_the_journal_gives(tmp_path: Path, seed: int) -> None:
+    root, rng = tmp_path / "run", random.Random(seed)
+    records = write_run(root, 5, seed=seed, lag=seed % 3 + 1)
+    writer = Hdf5Writer(RunPaths(root))
+    for record in records:
+        writer.add(record)
+        if rng.random() < 0.2:
+            writer.flush(7)
+    writer.flush(RunPaths(root).segment(1).stat().st_size)
+    step_by_step = tables(hpc_es.store.read(root))
+    assert_same(step_by_step, from_journal(root))
+    rebuild(root)
+    assert_same(step_by_step, tables(hpc_es.store.read(root)))
+
+
+def test_building_in_small_pieces_gives_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = from_journal(root)
+    monkeypatch.setattr(hdf5, "_SPILL_CELLS", 50)
+    rebuild(root)
+    assert_same(tables(hpc_es.store.read(root)), expected)
+    assert sorted(path.name for path in root.iterdir()) == ["journal.1.hpcj", "run.h5"]
+
+
+def test_a_run_of_many_segments_reads_as_one(root: Path) -> None:
+    second = JournalWriter.create(RunPaths(root), started)
+    second.append(Noted(5000.0, "info", "resumed"))
+    second.close()
+    run = hpc_es.store.read(rebuild(root))
+    assert run.attrs["generation"] == 2
+    assert run.events["what"].iloc[-1] == "resumed"
+    assert_same(tables(run), from_journal(root))
+
+
+# --- damage -----------------------------------------------------------------------------------------------------
+
+
+def test_a_truncated_file_is_noticed_and_rebuilt(root: Path) -> None:
+    expected = from_journal(root)
+    whole = rebuild(root).read_bytes()
+    for length in [0, 5, 96, 4096, len(whole) // 2, len(whole) - 1]:
+        (root / "run.h5").write_bytes(whole[:length])
+        os.utime(root / "run.h5", (0, 0))  # not just being written
+        with pytest.warns(UserWarning, match="damaged"):
+            assert_same(tables(hpc_es.store.read(root)), expected)
+        rebuild(root)
+        assert_same(tables(hpc_es.store.read(root)), expected)
+
+
+def test_flipped_bytes_never_give_other_numbers(root: Path) -> None:
+    expected = from_journal(root)
+    whole = rebuild(root).read_bytes()
+    rng = random.Random(1)
+    start = whole.index(expected["evaluations"]["fitness"].to_numpy()[0].tobytes())
+    places = [start, *(rng.randrange(len(whole)) for _ in range(25))]
+    numbers = {table: [column.name for column in columns if column.dtype != "str"] for table, columns in TABLES.items()}
+    noticed = []
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x10
+        (root / "run.h5").write_bytes(damaged)
+        os.utime(root / "run.h5", (0, 0))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = tables(hpc_es.store.read(root))
+        noticed.append(bool(caught))
+        for table, columns in numbers.items():
+            pd.testing.assert_frame_equal(found[table][columns], expected[table][columns])
+    assert noticed[0]
+
+
+def test_a_file_behind_the_journal_is_not_believed(root: Path) -> None:
+    rebuild(root)
+    second = JournalWriter.create(RunPaths(root), started)
+    with pytest.warns(UserWarning, match="behind"):
+        assert hpc_es.store.read(root).attrs["generation"] == 2
+    second.close()
+
+
+def test_a_torn_tail_does_not_make_the_file_behind(root: Path) -> None:
+    rebuild(root)
+    with RunPaths(root).segment(1).open("ab") as file:
+        file.write(b"torn")
+    assert len(hpc_es.store.read(root).updates) == 4
+
+
+def test_a_damaged_journal_leaves_the_tables_readable(root: Path) -> None:
+    rebuild(root)
+    expected = tables(hpc_es.store.read(root))
+    path = RunPaths(root).segment(1)
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 1
+    path.write_bytes(bytes(content) + b"?")
+    with pytest.warns(UserWarning, match="damaged at offset"):
+        assert_same(tables(hpc_es.store.read(root)), expected)
+    (root / "run.h5").unlink()
+    with pytest.warns(UserWarning, match="missing"), pytest.raises(JournalDamaged):
+        hpc_es.store.read(root)
+
+
+def test_a_writer_builds_the_file_again_when_somebody_deleted_or_replaced_it(root: Path) -> None:
+    records = list(read_journal(root))
+    expected = from_journal(root)
+    size = RunPaths(root).segment(1).stat().st_size
+    writer = Hdf5Writer(RunPaths(root))
+    third = len(records) // 3
+    for part, harm in (
+        (records[:third], lambda: (root / "run.h5").unlink()),
+        (records[third : 2 * third], lambda: rebuild(root)),
+        (records[2 * third :], lambda: None),
+    ):
+        for record in part:
+            writer.add(record)
+        writer.flush(size)
+        harm()
+    assert_same(tables(hpc_es.store.read(root)), expected)
+
+
+def test_an_older_head_leaves_the_file_of_a_newer_one_alone(root: Path) -> None:
+    old = Hdf5Writer(RunPaths(root))
+    for record in read_journal(root):
+        old.add(record)
+    old.flush(1)
+    JournalWriter.create(RunPaths(root), started).close()
+    content = rebuild(root).read_bytes()
+    old.add(Noted(1.0, "info", "late"))
+    with pytest.raises(Superseded):
+        old.flush(2)
+    assert (root / "run.h5").read_bytes() == content
+
+
+@pytest.mark.slow
+def test_a_writer_killed_at_any_moment_costs_nothing(root: Path) -> None:
+    """SIGKILL in the middle of flushes; the reader always gives the tables of the journal."""
+    expected = from_journal(root)
+    script = f"""
+        from pathlib import Path
+        from hpc_es.paths import RunPaths
+        from hpc_es.store.hdf5 import Hdf5Writer
+        from hpc_es.store.journal import read_journal
+        paths = RunPaths(Path({str(root)!r}))
+        records = list(read_journal(paths.root))
+        size = paths.segment(1).stat().st_size
+        print("ready", flush=True)
+        while True:
+            writer = Hdf5Writer(paths)
+            for record in records:
+                writer.add(record)
+                writer.flush(size if record is records[-1] else 1)
+    """
+    rng, unfinished = random.Random(0), 0
+    for _ in range(12):
+        process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.05 + 0.4 * rng.random())
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        os.utime(root / "run.h5", (0, 0))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert_same(tables(hpc_es.store.read(root)), expected)
+        unfinished += any("middle of a write" in str(warning.message) for warning in caught)
+    assert unfinished > 0, "no kill hit a flush: the test shows nothing"
+    rebuild(root)
+    assert sorted(path.name for path in root.iterdir()) == ["journal.1.hpcj", "run.h5"]
+
+
+# --- full disks -------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_stops_run_h5_and_not_the_run(tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        root = disk / "run"
+        records = write_run(root)
+        writer = Hdf5Writer(RunPaths(root))
+        for record in records:
+            writer.add(record)
+        with pytest.raises(StoreError, match="No space left"):
+            writer.flush(1)
+        writer.add(records[-1])
+        writer.flush(1)  # too early to try again
+        assert sorted(path.name for path in root.iterdir()) == ["journal.1.hpcj"]
+        (disk / "ballast").unlink()
+
+
+def test_a_disk_that_fills_up_during_a_flush_is_survived(tmp_path: Path) -> None:
+    """In a process of its own; the limit on file size stands for the full disk."""
+    root = tmp_path / "run"
+    write_run(root)
+    script = f"""
+        import resource
+        from pathlib import Path
+        from hpc_es.errors import StoreError
+        from hpc_es.paths import RunPaths
+        from hpc_es.store.hdf5 import Hdf5Writer
+        from hpc_es.store.journal import read_journal
+        paths = RunPaths(Path({str(root)!r}))
+        writer = Hdf5Writer(paths)
+        records = list(read_journal(paths.root))
+        for record in records[:20]:
+            writer.add(record)
+        writer.flush(1)
+        room = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (paths.hdf5.stat().st_size + 100, room[1]))
+        for record in records[20:]:
+            writer.add(record)
+        try:
+            writer.flush(2)
+        except StoreError as error:
+            print("StoreError", paths.hdf5.exists())
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+        writer.flush(2)
+        print("waits", paths.hdf5.exists())
+        writer.flush(paths.segment(1).stat().st_size, last=True)
+        print("done", paths.hdf5.exists())
+    """
+    process = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60
+    )
+    assert process.stdout.splitlines() == ["StoreError False", "waits False", "done True"]
+    assert (process.returncode, process.stderr) == (0, "")
+    assert_same(tables(hpc_es.store.read(root)), from_journal(root))
+
+
+# --- later evaluations ------------------------------------------------------------------------------------------
+
+
+def test_later_evaluations_are_merged_by_rebuild_and_by_read(root: Path) -> None:
+    rebuild(root)
+    path = write_eval_journal(RunPaths(root), "final", later_eval(2, 0.75))
+    assert path == root / "evals" / "final.hpcj"
+    merged = tables(hpc_es.store.read(root))
+    assert list(merged["evals"]["source"]) == ["run", "run", "final"]
+    assert merged["evals"]["reward_mean"].iloc[-1] == 0.75
+    assert merged["episodes"]["source"].iloc[-1] == "final"
+    assert len(merged["workers"]) == 2
+    assert_same(merged, from_journal(root))
+    rebuild(root)
+    assert_same(merged, tables(hpc_es.store.read(root)))
+    with pytest.raises(StoreError, match="exists already"):
+        write_eval_journal(RunPaths(root), "final", later_eval(2, 0.5))
+
+
+def test_a_damaged_later_evaluation_does_not_hide_the_run(root: Path) -> None:
+    path = write_eval_journal(RunPaths(root), "bad", later_eval(2, 0.75))
+    path.write_bytes(b"nonsense")
+    with pytest.warns(UserWarning, match=r"bad\.hpcj is left out"):
+        rebuild(root)
+    with pytest.warns(UserWarning, match=r"bad\.hpcj is left out"):
+        assert len(hpc_es.store.read(root).evals) == 2
+
+
+# --- reading elsewhere ------------------------------------------------------------------------------------------
+
+
+def test_a_copied_file_needs_no_journal(root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere.h5"
+    shutil.copy(rebuild(root), copy)
+    run = hpc_es.store.read(copy)
+    assert len(run.updates) == 4
+    assert run.config["run"]["name"] == "fake"
+    assert run.units["evaluations"]["tokens_in"] == "tokens"
+    copy.write_bytes(copy.read_bytes()[:5000])
+    os.utime(copy, (0, 0))
+    with pytest.raises(StoreError, match="journal"):
+        hpc_es.store.read(copy)
+
+
+def test_reading_needs_no_torch_and_naming_the_module_costs_nothing(root: Path) -> None:
+    rebuild(root)
+    script = f"""
+        import sys
+        import hpc_es.store
+        assert not {{"pandas", "h5py", "numpy"}} & set(sys.modules), "slow imports"
+        run = hpc_es.store.read({str(root / "run.h5")!r})
+        assert len(run.evaluations) and len(run.episodes)
+        assert not {{"torch", "vllm", "numba"}} & set(sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
+
+
+def test_a_newer_schema_is_refused_with_both_versions(root: Path) -> None:
+    rebuild(root)
+    with h5py.File(root / "run.h5", "r+", locking=False) as file:
+        file.attrs["schema_version"] = 9
+    with pytest.raises(StoreError, match="schema version 9; this hpc_es reads up to 1"):
+        hpc_es.store.read(root)
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none", tmp_path / "none" / "run.h5"):
+        with pytest.raises(StoreError, match="is no run"):
+            hpc_es.store.read(path)
