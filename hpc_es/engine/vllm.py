@@ -13,7 +13,8 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,8 +69,8 @@ class VllmEngine(Engine):
         )
         arguments = _arguments(model, engine, cls.extension)
         scratch = Path(tempfile.mkdtemp(prefix="hpc_es-vllm-"))
-        os.environ.update(_environment(engine, threads, scratch))
-        launch = asyncio.create_task(asyncio.to_thread(_launch, arguments))
+        environment = _environment(engine, threads, scratch)
+        launch = asyncio.create_task(asyncio.to_thread(_launch, arguments, environment))
         try:
             llm = await asyncio.shield(launch)
         except BaseException as error:
@@ -272,10 +273,23 @@ def _arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> Asyn
     return AsyncEngineArgs(**ours, **engine.extra)
 
 
-def _launch(arguments: AsyncEngineArgs) -> AsyncLLM:
+def _launch(arguments: AsyncEngineArgs, environment: dict[str, str]) -> AsyncLLM:
     try:
-        return AsyncLLM.from_engine_args(arguments)
+        with _inherited(environment):
+            return AsyncLLM.from_engine_args(arguments)
     except Exception as error:  # configuration, memory, a worker that died: vLLM has no common base for them
         raise EngineError(
             f"vLLM did not start: {type(error).__name__}: {error}. Its log above has the cause"
         ) from error
+
+
+@contextmanager
+def _inherited(environment: dict[str, str]) -> Iterator[None]:
+    """Variables for processes that start inside; afterwards this process has its own back, without vLLM's additions."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,25 @@
+"""A front with two tensor-parallel ranks, run as a script: update, write a member, say so, wait to be killed."""
+
+import asyncio
+import json
+import sys
+
+from test_engine import MEMBER, PROMPT, commit, settings
+
+from hpc_es.config.schema import ModelConfig
+from hpc_es.engine.vllm import VllmEngine
+
+
+async def main(path: str) -> None:
+    model = ModelConfig(path=path, dtype="float32")
+    engine = await VllmEngine.start(model, settings("vllm", tensor_parallel=2), threads=1)
+    await engine.update([commit(1)])
+    await engine.perturb(MEMBER)
+    await engine.probe()
+    said = {"digest": engine.digest, "logits": await engine.logits(PROMPT), "processes": list(engine._processes)}
+    print(json.dumps(said), flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,419 @@
+"""The contract of engines, run on both adapters with the tiny Llama; vLLM is started once for all of it."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from tiny_llama import write_tiny_llama
+
+from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
+from hpc_es.engine import start_engine
+from hpc_es.engine.base import Engine
+from hpc_es.errors import ConfigError, EngineError, ModelError
+from hpc_es.es.records import Commit, EvalId, Member, UpdateMember
+from hpc_es.params.arena import Arena
+
+T = TypeVar("T")
+
+VLLM = [pytest.mark.vllm, pytest.mark.slow]
+BOTH = ["transformers", pytest.param("vllm", marks=VLLM)]
+MEMBER = Member(seed=0x0123456789ABCDEF, sign=-1, sigma=0.02)
+PROMPT = [1, *range(3, 97), *range(3, 30)]
+"""All printable ASCII, and some of it again: longer than three cache blocks."""
+BLOCK_SIZE, MAX_MODEL_LEN = 32, 256
+GREEDY = SamplingConfig(max_tokens=24)
+CORRUPTIBLE = "model.layers.1.mlp.down_proj.weight"
+
+
+@dataclass
+class Bench:
+    """An engine together with the event loop that it lives in."""
+
+    engine: Any
+    run: Callable[[Coroutine[Any, Any, T]], T]
+
+    def logits(self, member: Member | None) -> list[float]:
+        self.run(self.engine.perturb(member))
+        return self.run(self.engine.logits(PROMPT))
+
+    def generate(self, sampling: SamplingConfig = GREEDY, *, seed: int = 1, **choices: Any) -> Any:
+        return self.run(self.engine.generate(PROMPT, sampling, seed=seed, **choices))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return ModelConfig(path=str(write_tiny_llama(tmp_path_factory.mktemp("tiny") / "model")), dtype="float32")
+
+
+def settings(kind: str, **others: Any) -> EngineConfig:
+    common = {"max_model_len": MAX_MODEL_LEN, "max_concurrent": 4, "kv_cache_mib": 32, "block_size": BLOCK_SIZE}
+    return EngineConfig.model_validate({"kind": kind, **common, **others})
+
+
+@pytest.fixture(scope="module")
+def bench(request: pytest.FixtureRequest, model: ModelConfig) -> Iterator[Bench]:
+    """Either engine; the weights are left at whatever the test before wrote, theta at theta_0."""
+    with asyncio.Runner() as runner:
+        engine = runner.run(_start(request.param, model))
+        yield Bench(engine, runner.run)
+        runner.run(engine.close())
+
+
+async def _start(kind: str, model: ModelConfig) -> Engine:
+    if kind == "transformers":
+        return await start_engine(model, settings(kind), threads=1)
+    from hpc_es.engine.vllm import VllmEngine
+
+    class Corruptible(VllmEngine):
+        extension = "corruptible_extension.CorruptibleExtension"
+
+    return await Corruptible.start(model, settings(kind), threads=1)
+
+
+@pytest.fixture(scope="module")
+def reference(model: ModelConfig) -> Iterator[Bench]:
+    """A transformers engine that nothing else has touched."""
+    with asyncio.Runner() as runner:
+        engine = runner.run(_start("transformers", model))
+        yield Bench(engine, runner.run)
+        runner.run(engine.close())
+
+
+def commit(version: int) -> Commit:
+    members = tuple(
+        UpdateMember(
+            EvalId(version - 1, slot), 77 * version + slot, 1, 0.01, 0, 0.5, 1.0, float(np.float32(1e-6 * slot))
+        )
+        for slot in range(1, 4)
+    )
+    return Commit(version=version, alpha=0.01, members=members)
+
+
+def in_every_engine(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.parametrize("bench", BOTH, indirect=True)(test)
+
+
+def in_vllm(test: Callable[..., None]) -> Callable[..., None]:
+    return pytest.mark.vllm(pytest.mark.slow(pytest.mark.parametrize("bench", ["vllm"], indirect=True)(test)))
+
+
+@in_every_engine
+def test_an_engine_starts_at_theta_0_and_says_what_it_is(bench: Bench, model: ModelConfig) -> None:
+    digest = Arena.from_pretrained(model.path).digest()
+    assert bench.engine.version == 0
+    assert bench.engine.digest == bench.engine.info.base_digest == digest
+    assert {"torch", "transformers", "device", "dtype"} <= bench.engine.info.facts.keys()
+
+
+@in_every_engine
+@pytest.mark.parametrize("member", [None, MEMBER, Member(seed=5, sign=1, sigma=0.02)])
+def test_the_same_member_has_the_same_logits_everywhere(bench: Bench, reference: Bench, member: Member | None) -> None:
+    np.testing.assert_allclose(bench.logits(member), reference.logits(member), rtol=1e-4)
+
+
+@in_every_engine
+def test_logits_are_log_probabilities_and_differ_between_members(bench: Bench) -> None:
+    centre, perturbed = np.array(bench.logits(None)), np.array(bench.logits(MEMBER))
+    assert np.exp(centre).sum() == pytest.approx(1, abs=1e-4)
+    assert np.abs(centre - perturbed).max() > 0.01
+
+
+@in_every_engine
+def test_subspaces_and_sign_reach_the_live_model(bench: Bench, reference: Bench) -> None:
+    part = Member(seed=9, sign=1, sigma=0.04, subspace=1, num_subspaces=4, partition_seed=3)
+    whole, other = Member(seed=9, sign=1, sigma=0.04), Member(seed=9, sign=-1, sigma=0.04)
+    np.testing.assert_allclose(bench.logits(part), reference.logits(part), rtol=1e-4)
+    assert bench.logits(part) != bench.logits(whole) != bench.logits(other)
+
+
+@in_every_engine
+def test_the_centre_is_the_same_bits_after_200_members(bench: Bench) -> None:
+    before, text = bench.logits(None), bench.generate()
+    for seed in range(200):
+        bench.run(bench.engine.perturb(Member(seed=seed, sign=1, sigma=0.1)))
+    assert bench.logits(None) == before
+    assert bench.generate() == text
+
+
+@in_every_engine
+def test_weights_do_not_change_under_a_request(bench: Bench) -> None:
+    async def scenario() -> None:
+        await bench.engine.perturb(None)
+        request = asyncio.create_task(bench.engine.generate(PROMPT, SamplingConfig(max_tokens=100), seed=1))
+        await asyncio.sleep(0.02)
+        for change in (bench.engine.perturb(MEMBER), bench.engine.update([commit(1)]), bench.engine.load(None)):
+            with pytest.raises(EngineError, match="in flight"):
+                await change
+        await request
+        await bench.engine.perturb(MEMBER)
+
+    bench.run(scenario())
+
+
+@in_every_engine
+def test_a_cancelled_request_is_no_longer_in_flight(bench: Bench) -> None:
+    async def scenario() -> None:
+        await bench.engine.perturb(None)
+        request = asyncio.create_task(bench.engine.generate(PROMPT, SamplingConfig(max_tokens=100), seed=1))
+        await asyncio.sleep(0.02)
+        request.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await bench.engine.perturb(MEMBER)
+
+    bench.run(scenario())
+
+
+@in_every_engine
+def test_many_requests_at_once_get_their_own_answers(bench: Bench) -> None:
+    async def scenario() -> list[Any]:
+        await bench.engine.perturb(None)
+        hot = SamplingConfig(max_tokens=12, temperature=1.0)
+        return await asyncio.gather(*(bench.engine.generate(PROMPT, hot, seed=seed) for seed in (1, 2, 3, 4, 5, 6, 1)))
+
+    answers = bench.run(scenario())
+    assert answers[0] == answers[-1]
+    assert len({answer.text for answer in answers}) > 3
+
+
+@in_every_engine
+def test_a_seed_decides_the_answer(bench: Bench) -> None:
+    hot = SamplingConfig(max_tokens=12, temperature=1.0, top_k=50, top_p=0.95)
+    bench.run(bench.engine.perturb(None))
+    assert bench.generate(hot, seed=2**64 - 1) == bench.generate(hot, seed=2**64 - 1)
+    assert bench.generate(hot, seed=1) != bench.generate(hot, seed=2)
+
+
+@in_every_engine
+def test_greedy_answers_agree_with_the_reference(bench: Bench, reference: Bench) -> None:
+    for sampling in (GREEDY, SamplingConfig(max_tokens=24, presence_penalty=2.0)):
+        for each in (bench, reference):
+            each.run(each.engine.perturb(MEMBER))
+        assert bench.generate(sampling) == reference.generate(sampling)
+    assert bench.generate(SamplingConfig(max_tokens=24, presence_penalty=2.0)) != bench.generate()
+
+
+@in_every_engine
+def test_an_answer_ends_at_a_stop_string_or_is_truncated(bench: Bench) -> None:
+    bench.run(bench.engine.perturb(None))
+    whole = bench.generate()
+    assert whole.tokens_in == len(PROMPT)
+    assert whole.truncated
+    assert whole.tokens_out == GREEDY.max_tokens
+    stop = next(character for character in whole.text[2:] if character.isprintable() and character != "\ufffd")
+    cut = bench.generate(SamplingConfig(max_tokens=24, stop=(stop,)))
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert not cut.truncated
+    assert cut.tokens_out < whole.tokens_out
+
+
+@in_every_engine
+def test_a_prompt_is_given_the_room_that_is_left(bench: Bench) -> None:
+    bench.run(bench.engine.perturb(None))
+    long = (PROMPT * 3)[: MAX_MODEL_LEN - 2]
+    answer = bench.run(bench.engine.generate(long, GREEDY, seed=1))
+    assert (answer.tokens_out, answer.truncated) == (2, True)
+    with pytest.raises(EngineError, match="max_model_len"):
+        bench.run(bench.engine.generate((PROMPT * 3)[:MAX_MODEL_LEN], GREEDY, seed=1))
+    with pytest.raises(EngineError, match="no tokens"):
+        bench.run(bench.engine.generate([], GREEDY, seed=1))
+
+
+@in_every_engine
+def test_choices_limit_the_answer_to_the_likeliest_of_them(bench: Bench) -> None:
+    logits = bench.logits(None)
+    choices = [str(digit) for digit in range(1, 10)]
+    token = {choice: bench.engine.tokenizer.encode(choice)[0] for choice in choices}
+    answer = bench.generate(choices=choices)
+    assert answer.text == max(choices, key=lambda choice: logits[token[choice]])
+    assert (answer.tokens_out, answer.truncated) == (1, False)
+    hot = SamplingConfig(temperature=1.0)
+    assert {bench.generate(hot, seed=seed, choices=["1", "2"]).text for seed in range(20)} == {"1", "2"}
+
+
+@in_every_engine
+@pytest.mark.parametrize(("choices", "message"), [(["12"], "one token"), (["1", "1"], "same token"), ([], "empty")])
+def test_choices_that_are_not_one_token_each_are_refused(bench: Bench, choices: list[str], message: str) -> None:
+    bench.run(bench.engine.perturb(None))
+    with pytest.raises(EngineError, match=message):
+        bench.generate(choices=choices)
+
+
+@in_every_engine
+def test_updates_reach_arena_and_live_model(bench: Bench, reference: Bench, model: ModelConfig) -> None:
+    arena = Arena.from_pretrained(model.path)
+    base = bench.logits(None)
+    for each in (bench, reference):
+        each.run(each.engine.update([commit(1), commit(2)]))
+        with pytest.raises(EngineError, match="perturb first"):
+            each.generate()
+        each.run(each.engine.update([commit(3)]))
+    arena.apply([commit(1), commit(2), commit(3)])
+    assert bench.engine.version == 3
+    assert bench.engine.digest == arena.digest()
+    updated = bench.logits(None)
+    assert updated != base
+    np.testing.assert_allclose(updated, reference.logits(None), rtol=1e-4)
+    for each in (bench, reference):
+        each.run(each.engine.load(None))
+        assert (each.engine.version, each.engine.digest) == (0, each.engine.info.base_digest)
+    assert bench.logits(None) == base
+
+
+@in_every_engine
+def test_commits_out_of_order_are_refused_and_change_nothing(bench: Bench) -> None:
+    with pytest.raises((EngineError, ModelError, Exception), match="follow"):
+        bench.run(bench.engine.update([commit(2)]))
+    assert (bench.engine.version, bench.engine.digest) == (0, bench.engine.info.base_digest)
+    bench.run(bench.engine.perturb(None))
+    bench.run(bench.engine.probe())
+
+
+@in_every_engine
+@pytest.mark.parametrize("member", [None, MEMBER])
+def test_the_probe_names_a_live_weight_that_differs(bench: Bench, member: Member | None) -> None:
+    bench.run(bench.engine.perturb(member))
+    bench.run(bench.engine.probe())
+    flip_one_bit(bench)
+    with pytest.raises(EngineError, match=r"layers\.1\.mlp\.down_proj"):
+        bench.run(bench.engine.probe())
+    bench.run(bench.engine.probe())
+
+
+def flip_one_bit(bench: Bench) -> None:
+    if hasattr(bench.engine, "_rpc"):
+        bench.run(bench.engine._rpc("es_flip_one_bit", CORRUPTIBLE))
+        return
+    parameter = dict(bench.engine._live.model.named_parameters())[CORRUPTIBLE]
+    parameter.data.view(torch.int32).flatten()[parameter.numel() // 2] ^= 1
+
+
+@in_vllm
+def test_cached_prefixes_would_leak_if_they_were_not_reset(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt spans cache blocks, so the other tests would notice a missing reset; a refused one is an error."""
+
+    async def no_reset() -> None:
+        pass
+
+    right = bench.logits(MEMBER)
+    bench.logits(None)
+    monkeypatch.setattr(bench.engine, "_forget_prefixes", no_reset)
+    assert np.abs(np.array(bench.logits(MEMBER)) - right).max() > 1e-3
+    monkeypatch.undo()
+    assert bench.logits(MEMBER) == right
+
+    async def refused(self: Any) -> bool:
+        return False
+
+    monkeypatch.setattr(type(bench.engine._llm), "reset_prefix_cache", refused)
+    with pytest.raises(EngineError, match="refused"):
+        bench.run(bench.engine.perturb(None))
+    with pytest.raises(EngineError, match="perturb first"):
+        bench.generate()
+
+
+@in_vllm
+def test_the_engine_leaves_the_environment_of_its_process_alone(bench: Bench) -> None:
+    assert "HF_HUB_OFFLINE" not in os.environ
+    assert "VLLM_HOST_IP" not in os.environ
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_missing_or_quantised_model_is_named(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        asyncio.run(start_engine(ModelConfig(path=str(tmp_path / "nowhere")), settings(kind), threads=1))
+    folder = write_tiny_llama(tmp_path / "quantised")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(ModelError, match="gptq"):
+        asyncio.run(start_engine(ModelConfig(path=str(folder)), settings(kind), threads=1))
+
+
+def test_an_untied_head_is_a_tensor_of_its_own(tmp_path: Path) -> None:
+    model = ModelConfig(path=str(write_tiny_llama(tmp_path / "untied", tied=False)), dtype="float32")
+    with asyncio.Runner() as runner:
+        engine = runner.run(start_engine(model, settings("transformers"), threads=1))
+        only_head = model.model_copy(update={"include": ("lm_head*",)})
+        scoped = runner.run(start_engine(only_head, settings("transformers"), threads=1))
+        bench, head = Bench(engine, runner.run), Bench(scoped, runner.run)
+        assert bench.logits(None) == head.logits(None)
+        assert bench.logits(None) != head.logits(MEMBER) != bench.logits(MEMBER)
+        for each in (engine, scoped):
+            runner.run(each.close())
+
+
+def test_bfloat16_is_written_as_the_arena_rounds_it(tmp_path: Path) -> None:
+    model = ModelConfig(path=str(write_tiny_llama(tmp_path / "model")), dtype="bfloat16")
+    with asyncio.Runner() as runner:
+        bench = Bench(runner.run(start_engine(model, settings("transformers"), threads=1)), runner.run)
+        assert bench.logits(None) != bench.logits(MEMBER)
+        live = dict(bench.engine._live.model.named_parameters())["model.norm.weight"]
+        expected = Arena.from_pretrained(model.path).perturbed("model.norm.weight", MEMBER, "bfloat16")
+        assert (live.detach().view(torch.uint16).numpy() == expected).all()
+        runner.run(bench.engine.close())
+
+
+def test_a_missing_engine_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, model: ModelConfig) -> None:
+    monkeypatch.setattr("hpc_es.engine.find_spec", lambda name: None)
+    with pytest.raises(EngineError, match=r"hpc_es\[cpu\]"):
+        asyncio.run(start_engine(model, settings("vllm"), threads=1))
+
+
+def test_the_factory_imports_neither_torch_nor_vllm() -> None:
+    code = "import sys, hpc_es.engine, hpc_es.engine.base; sys.exit(bool({'torch', 'vllm'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.parametrize(("key", "message"), [("max_num_seq", "did you mean 'max_num_seqs'"), ("seed", "set by other")])
+def test_extra_arguments_of_vllm_are_checked(model: ModelConfig, key: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        asyncio.run(start_engine(model, settings("vllm", extra={key: 1}), threads=1))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_two_ranks_share_the_arena_and_die_with_the_front(model: ModelConfig, reference: Bench, tmp_path: Path) -> None:
+    log = (tmp_path / "front.log").open("w")
+    front = subprocess.Popen(
+        [sys.executable, Path(__file__).with_name("engine_front.py"), model.path], stdout=subprocess.PIPE, stderr=log
+    )
+    try:
+        assert front.stdout is not None
+        lines = (line for line in front.stdout if line.startswith(b"{"))
+        said = json.loads(next(lines))
+        front.kill()
+        front.wait()
+        assert len(said["processes"]) == 3
+        assert gone_within(said["processes"], seconds=5)
+    finally:
+        front.kill()
+    reference.run(reference.engine.update([commit(1)]))
+    assert said["digest"] == reference.engine.digest
+    np.testing.assert_allclose(said["logits"], reference.logits(MEMBER), rtol=1e-4)
+    reference.run(reference.engine.load(None))
+
+
+def gone_within(pids: list[int], seconds: float) -> bool:
+    from hpc_es.engine.lifetime import process_start
+
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if all(process_start(pid) is None for pid in pids):
+            return True
+        time.sleep(0.05)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    return False
