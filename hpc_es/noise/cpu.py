@@ -109,19 +109,27 @@ def _partition(first, size, ident, seed, num_subspaces, owners):  # type: ignore
 
 
 @numba.njit(inline="always")
-def _tile_noise(first, size, ident, seed, owners, subspace, blocks, slots, words, gauss, values):  # type: ignore[no-untyped-def]
-    """Table values of the blocks first .. first + size - 1 that `subspace` owns; zero elsewhere."""
+def _owned(size, num_subspaces, owners, subspace, every, scratch):  # type: ignore[no-untyped-def]
+    """The blocks of a tile that `subspace` owns."""
+    if num_subspaces == 1:
+        return every[:size]
     count = 0
     for j in range(size):
         if owners[j] == subspace:
-            slots[count] = j
+            scratch[count] = j
             count += 1
-    if count < size:
-        values[: BLOCK * size] = 0
-    for j in range(count):
+    return scratch[:count]
+
+
+@numba.njit(inline="always")
+def _tile_noise(first, slots, ident, seed, blocks, words, gauss, values):  # type: ignore[no-untyped-def]
+    """Table values of the blocks first + slots[j]; zero elsewhere."""
+    if slots.size < TILE:
+        values[:] = 0
+    for j in range(slots.size):
         blocks[j] = np.uint64(first + slots[j])
-    _philox(blocks[:count], seed, np.uint32(ident), np.uint32(ident >> _HALF), words)
-    _look_up(words, slots[:count], gauss, values)
+    _philox(blocks[: slots.size], seed, np.uint32(ident), np.uint32(ident >> _HALF), words)
+    _look_up(words, slots, gauss, values)
 
 
 @numba.njit(inline="always")
@@ -161,15 +169,16 @@ def _tile_digest(bits, start, ident):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
-def _sum_of_squares(changes):  # type: ignore[no-untyped-def]
-    """float64, in sixteen independent sums, so that additions need not wait for one another."""
-    sums = np.zeros(16, np.float64)
-    for i in range(0, changes.size - 15, 16):
-        for lane in range(16):
-            sums[lane] += np.float64(changes[i + lane]) * np.float64(changes[i + lane])
-    for i in range(changes.size - changes.size % 16, changes.size):
-        sums[0] += np.float64(changes[i]) * np.float64(changes[i])
-    return sums.sum()
+def _sum_of_squares(changes, scratch):  # type: ignore[no-untyped-def]
+    """float64, by halves, so that no addition waits for the one before."""
+    for i in range(BLOCK * TILE):
+        scratch[i] = np.float64(changes[i]) * np.float64(changes[i])
+    width = BLOCK * TILE // 2
+    while width > 0:
+        for i in range(width):
+            scratch[i] += scratch[width + i]
+        width //= 2
+    return scratch[0]
 
 
 # --- kernels: whole runs of blocks of one tensor ------------------------------------------------------------------
@@ -196,6 +205,7 @@ def _perturb(  # type: ignore[no-untyped-def]
     theta, out32, out16, kind, ident, first, noisy, seed, scale, subspace, num_subspaces, partition_seed, gauss
 ):
     blocks, words, slots = np.empty(TILE, np.uint64), np.empty((4, TILE), np.uint32), np.empty(TILE, np.int64)
+    every = np.arange(TILE)
     owners, values = np.zeros(TILE, np.uint8), np.empty(BLOCK * TILE, np.int16)
     result, scratch = np.empty(BLOCK * TILE, np.float32), np.empty(BLOCK * TILE, np.float32)
     bits, scratch_bits = result.view(np.uint32), scratch.view(np.uint32)
@@ -206,16 +216,20 @@ def _perturb(  # type: ignore[no-untyped-def]
         if noisy:
             if num_subspaces > 1:
                 _partition(at, size, ident, partition_seed, num_subspaces, owners)
-            _tile_noise(at, size, ident, seed, owners, subspace, blocks, slots, words, gauss, values)
+            mine = _owned(size, num_subspaces, owners, subspace, every, slots)
+            _tile_noise(at, mine, ident, seed, blocks, words, gauss, values)
             for i in range(base.size):
                 result[i] = base[i] + scale * np.float32(values[i])
             if num_subspaces > 1:
                 for i in range(base.size):
                     result[i] = result[i] if owners[i // BLOCK] == subspace else base[i]
         else:
-            result[: base.size] = base
+            for i in range(base.size):
+                result[i] = base[i]
         if kind == FLOAT32:
-            out32[begin : begin + base.size] = result[: base.size]
+            out = out32[begin : begin + base.size]
+            for i in range(base.size):
+                out[i] = result[i]
         elif kind == BFLOAT16:
             _to_bfloat16(bits, out16[begin : begin + base.size])
         else:
@@ -230,14 +244,16 @@ def _update(  # type: ignore[no-untyped-def]
     theta, ident, first, bounds, seeds, coefficients, subspaces, num_subspaces, partition_seeds, gauss, digests, squares
 ):
     blocks, words, slots = np.empty(TILE, np.uint64), np.empty((4, TILE), np.uint32), np.empty(TILE, np.int64)
+    every = np.arange(TILE)
     owners, values = np.empty(TILE, np.uint8), np.empty(BLOCK * TILE, np.int16)
     now, total = np.empty(BLOCK * TILE, np.float32), np.empty(BLOCK * TILE, np.float32)
-    hit, bits = np.empty(TILE, np.bool_), now.view(np.uint32)
+    hit, bits, halves = np.empty(TILE, np.bool_), now.view(np.uint32), np.empty(BLOCK * TILE, np.float64)
     for begin in range(0, theta.size, BLOCK * TILE):
         base = theta[begin : begin + BLOCK * TILE]
         count, size = base.size, (base.size + BLOCK - 1) // BLOCK
         at = first + begin // BLOCK
-        now[:count] = base
+        for j in range(count):
+            now[j] = base[j]
         for version in range(num_subspaces.size):
             total[:] = 0
             hit[:] = False
@@ -246,18 +262,26 @@ def _update(  # type: ignore[no-untyped-def]
                 _partition(at, size, ident, partition_seeds[version], num_subspaces[version], owners)
             for i in range(bounds[version], bounds[version + 1]):
                 # Adding zero where the member has no noise is neutral: a sum that began at +0 is never -0.
-                _tile_noise(at, size, ident, seeds[i], owners, subspaces[i], blocks, slots, words, gauss, values)
+                mine = _owned(size, num_subspaces[version], owners, subspaces[i], every, slots)
+                _tile_noise(at, mine, ident, seeds[i], blocks, words, gauss, values)
                 for j in range(count):
                     total[j] += coefficients[i] * np.float32(values[j])
-                for j in range(size):
-                    hit[j] |= owners[j] == subspaces[i]
-            for j in range(count):
-                after = now[j] + total[j] if hit[j // BLOCK] else now[j]
-                total[j] = after - now[j]
-                now[j] = after
-            squares[version] += _sum_of_squares(total[:count])
+                for j in mine:
+                    hit[j] = True
+            if num_subspaces[version] == 1 and bounds[version] < bounds[version + 1]:
+                for j in range(count):
+                    after = now[j] + total[j]
+                    total[j] = after - now[j]
+                    now[j] = after
+            else:
+                for j in range(count):
+                    after = now[j] + total[j] if hit[j // BLOCK] else now[j]
+                    total[j] = after - now[j]
+                    now[j] = after
+            squares[version] += _sum_of_squares(total, halves)
             digests[version] += _tile_digest(bits[:count], BLOCK * at, ident)
-        base[:] = now[:count]
+        for j in range(count):
+            base[j] = now[j]
 
 
 @compiled(_vector(types.uint32), _u64, _i64, _vector(_u64))

@@ -7,7 +7,7 @@ changed only by consecutive commits or by loading, never by subtraction.
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -190,8 +190,19 @@ class Arena:
         slot = self._slot(name)
         if out is None:
             out = np.empty(slot.stored.shape, CAST[dtype])
-        self._perturb({slot: out.reshape(-1)}, member)
+        self.perturb_into({name: out}, member)
         return out.reshape(slot.stored.shape)
+
+    def perturb_into(self, outs: Mapping[str, Array], member: Member | None) -> None:
+        """As `perturbed`, for many tensors at once: fill contiguous arrays of float32, float16 or bfloat16 bits."""
+        flat, noisy = {name: _flat_view(name, out) for name, out in outs.items()}, _perturbation(member)
+
+        def perturb(piece: Piece) -> None:
+            out = flat[piece.slot.stored.name][piece.start : piece.start + piece.theta.size]
+            reached = noisy if piece.slot.trained else None
+            kernels().perturb(piece.theta, out, piece.slot.ident, reached, start=piece.start)
+
+        threads.run(perturb, self._pieces(map(self._slot, outs)))
 
     def stream(self, member: Member | None, dtype: Dtype, buffer_bytes: int = 2**26) -> Iterator[tuple[str, Array]]:
         """(name, perturbed tensor) of all tensors in canonical order, many computed at once.
@@ -210,10 +221,10 @@ class Arena:
         buffer = np.empty(largest, CAST[dtype])
         for group in groups:
             ends = np.cumsum([slot.stored.size for slot in group])
-            outs = dict(zip(group, np.split(buffer[: ends[-1]], ends[:-1]), strict=True))
-            self._perturb(outs, member)
-            for slot, out in outs.items():
-                yield slot.stored.name, out.reshape(slot.stored.shape)
+            parts = np.split(buffer[: ends[-1]], ends[:-1])
+            outs = {s.stored.name: part.reshape(s.stored.shape) for s, part in zip(group, parts, strict=True)}
+            self.perturb_into(outs, member)
+            yield from outs.items()
 
     def update(self, members: Sequence[tuple[int, float]]) -> UpdateReport:
         """Apply (seed, fp32 coefficient) pairs, in this order, as one version."""
@@ -279,17 +290,6 @@ class Arena:
             raise ModelError("its tensors are not those of the model")
         threads.run(lambda slot: stored[slot.stored.name].read_into(self._elements(slot)), self._slots.values())
 
-    def _perturb(self, outs: dict[Slot, Array], member: Member | None) -> None:
-        """Fill the flat arrays with the cast perturbed tensors."""
-        noisy = _perturbation(member)
-
-        def perturb(piece: Piece) -> None:
-            out = outs[piece.slot][piece.start : piece.start + piece.theta.size]
-            reached = noisy if piece.slot.trained else None
-            kernels().perturb(piece.theta, out, piece.slot.ident, reached, start=piece.start)
-
-        threads.run(perturb, self._pieces(outs))
-
     def _advance(self, updates: list[Update], rank: int, num_ranks: int) -> UpdateReport:
         """Apply one rank's share of the updates; every num_ranks-th piece is this rank's."""
         begin = time.monotonic()
@@ -310,6 +310,12 @@ class Arena:
         digests = [sum(trace.digests[i] for trace in ordered) % 2**64 for i in range(max(1, len(updates)))]
         squares = [math.fsum(trace.squares[i] for trace in ordered) for i in range(len(updates))]
         return UpdateReport(tuple(digests), tuple(squares), time.monotonic() - begin)
+
+
+def _flat_view(name: str, out: Array) -> Array:
+    if not out.flags.c_contiguous or out.dtype not in CAST.values():
+        raise ModelError(f"{name}: perturbed values go to a contiguous array of {[str(d) for d in CAST.values()]}")
+    return out.reshape(-1)
 
 
 def _perturbation(member: Member | None) -> Perturbation | None:
