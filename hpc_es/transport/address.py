@@ -12,7 +12,7 @@ from hpc_es.errors import TransportError
 
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
-_ANYWHERE = ("192.0.2.1", 9)  # TEST-NET-1: connecting a datagram socket sends nothing, it only picks the route
+_ANYWHERE = "192.0.2.1"  # TEST-NET-1, a stand-in for any address beyond the networks of this machine
 
 
 def resolve_host(config: TransportConfig, local: bool) -> str:
@@ -26,6 +26,13 @@ def resolve_host(config: TransportConfig, local: bool) -> str:
     if config.interface is not None:
         return _address_of_interface(config.interface)
     return LOOPBACK if local else _address_of_default_route()
+
+
+def address_towards(host: str) -> str:
+    """The address by which this machine would reach `host`. Errors: OSError when there is no way."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # a datagram socket: this sends nothing, it only picks the route
+        return str(probe.getsockname()[0])
 
 
 def _address_of_host(host: str, local: bool) -> str:
@@ -58,15 +65,12 @@ def _address_of_interface(interface: str) -> str:
 
 
 def _address_of_default_route() -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_ANYWHERE)
-        except OSError as error:
-            raise TransportError(
-                f"this machine has no default route ({error}); set transport.host, or transport.interface "
-                f"({_interfaces()})"
-            ) from error
-        return str(probe.getsockname()[0])
+    try:
+        return address_towards(_ANYWHERE)
+    except OSError as error:
+        raise TransportError(
+            f"this machine has no default route ({error}); set transport.host, or transport.interface ({_interfaces()})"
+        ) from error
 
 
 def _interfaces() -> str:

@@ -5,6 +5,7 @@ the highest they have seen, a head ignores messages meant for another one.
 """
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -34,7 +35,7 @@ class Hello(Message, frozen=True):
     holding: EvalId | None = None
     """The evaluation that it is working on."""
     protocol: int = PROTOCOL
-    collective: str = "none"
+    collective: Literal["none", "gloo", "nccl"] = "none"
     """Backend of the collective plane that this worker can join: none, gloo or nccl."""
 
 
