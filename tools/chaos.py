@@ -125,7 +125,7 @@ def freeze_head(run: Run, rng: random.Random) -> None:
     _signal(before.pid, signal.SIGSTOP)
     segment = run.paths.segment(before.generation)
     second = subprocess.Popen(
-        [sys.executable, "-m", "hpc_es", "head", str(run.paths.root)],
+        [sys.executable, "-m", "hpc_es", "head", str(run.paths.root), "--local"],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     run.extra_heads.append(second)
@@ -213,8 +213,8 @@ def main() -> int:
             print(f"the run ended before fault {moment}", flush=True)
             break
         kind = rng.choice(kinds)
-        print(f"{moment:3d}. {kind:<10} at version {disturbed.version()} (since the last: +{disturbed.version() - reached})",
-              flush=True)  # fmt: skip
+        at = disturbed.version()
+        print(f"{moment:3d}. {kind:<10} at version {at} (since the last: +{at - reached})", flush=True)
         FAULTS[kind](disturbed, rng)
     disturbed.wait(disturbed.finished)
     left += disturbed.end()

@@ -219,12 +219,16 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @app.command(hidden=True)
-def head(run: RunFolder, parent: Parent = None) -> None:
+def head(
+    run: RunFolder,
+    local: Annotated[bool, typer.Option("--local", help="All workers run on this machine.")] = False,
+    parent: Parent = None,
+) -> None:
     """Be the head of a run."""
     _be_role(parent)
     from hpc_es.head.loop import run_head
 
-    raise typer.Exit(run_head(_run_paths(run).root))
+    raise typer.Exit(run_head(_run_paths(run).root, local=local))
 
 
 @app.command(hidden=True)

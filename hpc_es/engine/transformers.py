@@ -64,7 +64,7 @@ class TransformersEngine(Engine):
     def info(self) -> EngineInfo:
         facts = {
             "engine": "transformers",
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "transformers": transformers.__version__,
             "device": str(self._live.model.device),
             "dtype": self._config.dtype,

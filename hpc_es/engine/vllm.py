@@ -105,7 +105,7 @@ class VllmEngine(Engine):
         facts = {
             "engine": "vllm",
             "vllm": vllm.__version__,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "transformers": transformers.__version__,
             "device": current_platform.get_device_name(),
             "dtype": str(self._llm.model_config.dtype).removeprefix("torch."),

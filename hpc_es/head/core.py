@@ -23,6 +23,7 @@ from hpc_es.head.planning import Tasks, make_commit, plan, replacement
 from hpc_es.noise.reference import TABLE_CRC32
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
+from hpc_es.transport.collective import Backend, choose_backend
 from hpc_es.transport.messages import AnyMessage
 
 NOISE_TABLE = f"{TABLE_CRC32:08x}"
@@ -77,23 +78,17 @@ class StopAsked:
 Event = Received | Updated | CheckpointSaved | GroupUp | GroupFailed | Tick | StopAsked
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where process groups of the collective plane meet; None as a whole: control plane only."""
-
-    host: str
-    port: int
-    backend: str
-
-
 class Core:
     """One run's decisions. `now` is in seconds and never runs backwards."""
 
-    def __init__(self, config: Config, ledger: Ledger, tasks: Tasks, meeting: Meeting | None, config_digest: str):
+    def __init__(
+        self, config: Config, ledger: Ledger, tasks: Tasks, *, config_digest: str, collective: Backend = "none"
+    ):
+        """`collective` is the backend that the head itself can offer."""
         self.config = config
         self.ledger = ledger
         self.tasks = tasks
-        self.meeting = meeting
+        self.collective: Backend = collective
         self.config_digest = config_digest
         self.schedule = Sync(config.es.population, config.run.num_updates)
         self.crew = Crew()
@@ -211,6 +206,10 @@ class Core:
             return (
                 f"its base model has digest {hello.base_digest:016x}, the run's {self.ledger.digests[0]:016x}: "
                 f"{self.config.model.path} is not the same checkpoint everywhere"
+            )
+        if self.config.transport.backend == "nccl" and hello.collective != "nccl":
+            return (
+                f"transport.backend=nccl needs CUDA at every worker, and it offers {hello.collective}: use auto or gloo"
             )
         ours = {"config": self.config_digest, "noise table": NOISE_TABLE}
         for key, value in ours.items():
@@ -357,20 +356,19 @@ class Core:
             self._send(name, messages.Announce(commit.version, number, len(data), sha256, record))
         if epoch is not None:
             self._out.append(Broadcast(epoch.number, data))
-        if self.meeting is not None and commit.version < self.config.run.num_updates:
-            self._open_epoch(self.meeting)
+        if commit.version < self.config.run.num_updates:
+            self._open_epoch()
 
-    def _open_epoch(self, meeting: Meeting) -> None:
+    def _open_epoch(self) -> None:
         """A new process group when the membership has changed; at most one per commit."""
-        epoch = self.crew.new_epoch(meeting.backend)
-        if epoch is None:
+        members = self.crew.able_to_meet()
+        offers = [self.collective, *(worker.collective for worker in members)]
+        backend = choose_backend(self.config.transport.backend, offers)
+        names = tuple(worker.name for worker in members)
+        if backend == "none" or not members or self.crew.forms_epoch(names):
             return
-        self._out.append(OpenGroup(epoch.number, epoch.workers, meeting.backend))
-        for rank, name in enumerate(epoch.workers, start=1):
-            opening = messages.OpenEpoch(
-                epoch.number, rank, len(epoch.workers) + 1, meeting.backend, meeting.host, meeting.port
-            )
-            self._send(name, opening)
+        epoch = self.crew.new_epoch(names)
+        self._out.append(OpenGroup(epoch.number, names, backend))
 
     def _end_epoch(self, epoch: int, detail: str) -> None:
         if self.crew.end_epoch(epoch):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hpc_es.es.records import Assignment, EvalId, Result
+from hpc_es.transport.collective import Backend
 from hpc_es.transport.messages import Hello
 
 
@@ -17,7 +18,7 @@ class Worker:
     name: str
     seat: str
     host: str
-    collective: str
+    collective: Backend
     joined_at: float
     seen_at: float
     state: Literal["ready", "rebuilding"] = "ready"
@@ -93,13 +94,18 @@ class Crew:
             return None
         return epoch
 
-    def new_epoch(self, backend: str) -> Epoch | None:
-        """An epoch of everyone who can join; None when the present one has them already, or nobody can."""
-        members = tuple(sorted(worker.name for worker in self.workers.values() if worker.collective == backend))
-        if not members or (self.epoch is not None and self.epoch.workers == members):
-            return None
+    def able_to_meet(self) -> list[Worker]:
+        """Who can join a process group, in a fixed order."""
+        able = (worker for worker in self.workers.values() if worker.collective != "none")
+        return sorted(able, key=lambda worker: worker.name)
+
+    def forms_epoch(self, names: tuple[str, ...]) -> bool:
+        """Whether the present epoch, up or on its way, consists of just these."""
+        return self.epoch is not None and self.epoch.workers == names
+
+    def new_epoch(self, names: tuple[str, ...]) -> Epoch:
         self.num_epochs += 1
-        self.epoch = Epoch(self.num_epochs, members)
+        self.epoch = Epoch(self.num_epochs, names)
         return self.epoch
 
     def group_up(self, number: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from hpc_es.es.records import Commit
 from hpc_es.store.records import AnyRecord
+from hpc_es.transport.collective import Backend
 from hpc_es.transport.messages import AnyMessage
 
 
@@ -42,11 +43,11 @@ class SaveCheckpoint:
 
 @dataclass(frozen=True)
 class OpenGroup:
-    """Open the process group of a new epoch; answered by GroupUp or GroupFailed."""
+    """Open the process group of a new epoch and call its members; answered by GroupUp or GroupFailed."""
 
     epoch: int
     workers: tuple[str, ...]
-    backend: str
+    backend: Backend
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from hpc_es.head.core import (
     Event,
     GroupFailed,
     GroupUp,
-    Meeting,
     Received,
     StopAsked,
     Tick,
@@ -44,8 +43,9 @@ from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import Hdf5Writer
 from hpc_es.store.journal import JournalWriter, read_journal
-from hpc_es.transport.collective import EpochFailed, EpochUp, HeadCollective, choose_backend
-from hpc_es.transport.control import HeadServer, resolve_host
+from hpc_es.transport.address import resolve_host
+from hpc_es.transport.collective import Backend, EpochFailed, EpochUp, HeadCollective, available_backend
+from hpc_es.transport.control import HeadServer
 from hpc_es.transport.messages import Leave, StatusRequest
 
 log = logging.getLogger(__name__)
@@ -63,14 +63,16 @@ class Clock:
         return self._offset + time.monotonic()
 
 
-def run_head(run_dir: Path) -> int:
+def run_head(run_dir: Path, *, local: bool) -> int:
     """Be the head of a run until it ends. Exit code 0: all is done, 3: it was stopped, 1: it gave up.
+
+    `local`: all workers run on this machine, so loopback is a good address.
 
     Errors: ConfigError, ModelError, StoreError (Superseded when a newer head has taken over), RunFailed.
     """
     paths = RunPaths(run_dir)
     config = load(paths.config).config
-    with Head(paths, config) as head:
+    with Head(paths, config, local=local) as head:
         outcome = head.run()
     log.info("head ends: %s", outcome.reason)
     if outcome.failed:
@@ -79,7 +81,7 @@ def run_head(run_dir: Path) -> int:
 
 
 class Head:
-    def __init__(self, paths: RunPaths, config: Config) -> None:
+    def __init__(self, paths: RunPaths, config: Config, *, local: bool) -> None:
         self.paths, self.config = paths, config
         self.clock = Clock()
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
@@ -101,16 +103,13 @@ class Head:
             ledger.apply(record)
             self._unwritten.append(record)
         restored = restore(self.arena, paths, ledger)
-        local = config.transport.host is None and config.transport.interface is None
-        host = resolve_host(config.transport, local=local)
+        host = resolve_host(config.transport, local)
         self.server = HeadServer(paths, self.journal.generation, config.run.name, host)
-        backend = choose_backend(config.transport.backend)
+        offer: Backend = "none" if config.transport.backend == "none" else available_backend()
         self.collective = None
-        meeting = None
-        if backend != "none":
+        if offer != "none":
             self.collective = HeadCollective(host, config.transport.collective_timeout, self._collective_event)
-            meeting = Meeting(host, self.collective.port, backend)
-        self.core = Core(config, ledger, tasks, meeting, config_digest(config))
+        self.core = Core(config, ledger, tasks, config_digest=config_digest(config), collective=offer)
         self.anchor = Anchor(config.run.name, self.journal.generation, self.clock(), ledger.version)
         if restored is not None:
             self._post(restored)
@@ -194,7 +193,8 @@ class Head:
                 case Broadcast(epoch=epoch, data=data) if self.collective is not None:
                     self.collective.broadcast(epoch, data)
                 case OpenGroup(epoch=epoch, workers=workers, backend=backend) if self.collective is not None:
-                    self.collective.open(epoch, list(workers), backend)
+                    for worker, call in self.collective.open(epoch, workers, backend).items():
+                        self.server.send(worker.encode(), call)
                 case Update(commit=commit):
                     self._in_arena(self._update, commit)
                 case SaveCheckpoint(version=version):

@@ -105,7 +105,7 @@ class _Supervisor:
     ) -> None:
         self.config, self.paths, self.family, self.stop = config, paths, family, stop
         self.on_status, self.on_event = on_status, on_event
-        self.head = _Role("head", ["head", str(paths.root)], {})
+        self.head = _Role("head", ["head", str(paths.root), "--local"], {})
         self.workers = [
             _Role(f"worker-local-{i}", ["worker", str(paths.root), "--seat", f"local-{i}"], _devices(config, i))
             for i in range(config.launch.workers)

@@ -27,7 +27,7 @@ from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.noise.reference import TABLE_CRC32
 from hpc_es.paths import RunPaths
 from hpc_es.transport import messages
-from hpc_es.transport.collective import WorkerCollective, choose_backend, sha256
+from hpc_es.transport.collective import Backend, WorkerCollective, available_backend, sha256
 from hpc_es.transport.control import HeadClient
 from hpc_es.worker.rollout import Player
 
@@ -84,11 +84,9 @@ class Worker:
         self._side_jobs: set[asyncio.Task[None]] = set()
         self._probed = 0
         self._inbox: asyncio.Queue[messages.AnyMessage | BaseException] = asyncio.Queue()
-        self._collective: WorkerCollective | None = None
-        backend = choose_backend(config.transport.backend)
-        if backend != "none":
-            self._collective = WorkerCollective(config.transport.collective_timeout)
-        self._backend = backend
+        self._offer: Backend = "none" if config.transport.backend == "none" else available_backend()
+        self._collective = WorkerCollective(config.transport.collective_timeout)
+        self._in_collective = asyncio.Lock()  # its calls block and take turns, in the order of the head's messages
 
     async def run(self) -> Ended:
         """Until the head says Leave, or a signal comes. Errors: as in run_worker."""
@@ -122,8 +120,7 @@ class Worker:
             await asyncio.to_thread(self.client.flush, FAREWELL_S)
             self.client.send(messages.Goodbye(self.name, "the worker ends"))
             self.client.close()
-            if self._collective is not None:
-                self._collective.close()
+            self._collective.leave()
 
     async def _handle(self, message: messages.AnyMessage) -> Ended | None:
         match message:
@@ -163,7 +160,7 @@ class Worker:
             base_digest=self.engine.info.base_digest,
             facts=facts,
             holding=self._holding,
-            collective=self._backend,
+            collective=self._offer,
         )
 
     # --- commits --------------------------------------------------------------------------------------------
@@ -175,12 +172,13 @@ class Worker:
     def _announced(self, announce: messages.Announce) -> None:
         if announce.record is not None:
             self._keep((messages.decode_commit(announce.record),))
-        elif self._collective is not None:
-            self._beside(self._receive(self._collective, announce))
+        else:
+            self._beside(self._receive(announce))
 
-    async def _receive(self, collective: WorkerCollective, announce: messages.Announce) -> None:
+    async def _receive(self, announce: messages.Announce) -> None:
         try:
-            data = await asyncio.to_thread(collective.receive, announce.epoch, announce.length)
+            async with self._in_collective:
+                data = await asyncio.to_thread(self._collective.receive, announce.epoch, announce.length)
         except TransportError as error:
             log.warning("version %d did not come by broadcast: %s", announce.version, error)
         else:
@@ -191,9 +189,9 @@ class Worker:
         self.client.send(messages.Fetch(self.name, announce.version, announce.version))
 
     async def _join(self, opening: messages.OpenEpoch) -> None:
-        assert self._collective is not None
         try:
-            await asyncio.to_thread(self._collective.join, opening)
+            async with self._in_collective:
+                await asyncio.to_thread(self._collective.join, opening)
         except TransportError as error:
             self.client.send(messages.EpochReady(self.name, opening.epoch, ok=False, detail=str(error)))
         else:
