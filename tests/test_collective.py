@@ -1,0 +1,266 @@
+"""The collective plane with real Gloo groups: the head here, each worker in a process of its own."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pytest
+
+from hpc_es.errors import TransportError
+from hpc_es.transport.collective import (
+    EpochEvent,
+    EpochFailed,
+    EpochUp,
+    HeadCollective,
+    WorkerCollective,
+    available_backend,
+    choose_backend,
+    sha256,
+)
+from hpc_es.transport.messages import OpenEpoch
+
+HOST = "127.0.0.1"
+TIMEOUT_S = 3.0
+RECORD = os.urandom(10_000)
+# Workers are forked from a process that has imported torch and done nothing else: one import instead of one each
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["torch", "hpc_es.transport.collective"])
+
+
+def serve(pipe: Connection) -> None:
+    """A worker process: performs (method, arguments) on a WorkerCollective, answers with the result or the error."""
+    collective = WorkerCollective(TIMEOUT_S)
+    pipe.send("up")
+    while True:
+        method, arguments = pipe.recv()
+        if method == "exit":
+            collective.leave()
+            return
+        try:
+            pipe.send(getattr(collective, method)(*arguments))
+        except TransportError as error:
+            pipe.send(error)
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.pipe, theirs = PROCESSES.Pipe()
+        self.process = PROCESSES.Process(target=serve, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def start(self, method: str, *arguments: Any) -> None:
+        self.pipe.send((method, arguments))
+
+    def answer(self) -> Any:
+        assert self.pipe.poll(30), "the worker does not answer"
+        return self.pipe.recv()
+
+    def kill(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.start("exit")
+        self.process.join(10)
+        self.process.close()
+        self.pipe.close()
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[list[Worker]]:
+    made = [Worker() for _ in range(3)]
+    for worker in made:
+        assert worker.answer() == "up"
+    yield made
+    for worker in made:
+        worker.end()
+
+
+class Head:
+    """A HeadCollective and the events that it sent."""
+
+    def __init__(self) -> None:
+        self.events: SimpleQueue[EpochEvent] = SimpleQueue()
+        self.collective = HeadCollective(HOST, TIMEOUT_S, self.events.put)
+
+    def next_event(self, timeout_s: float = 3 * TIMEOUT_S) -> EpochEvent:
+        return self.events.get(timeout=timeout_s)
+
+    def open(self, epoch: int, members: list[Worker]) -> None:
+        calls = self.collective.open(epoch, [str(index) for index in range(len(members))], "gloo")
+        for worker, call in zip(members, calls.values(), strict=True):
+            worker.start("join", call)
+
+    def bring_up(self, epoch: int, members: list[Worker]) -> None:
+        self.open(epoch, members)
+        assert self.next_event() == EpochUp(epoch)
+        assert [worker.answer() for worker in members] == [None] * len(members)
+
+    def broadcast(self, epoch: int, data: bytes, members: list[Worker]) -> list[Any]:
+        for worker in members:
+            worker.start("receive", epoch, len(data))
+        self.collective.broadcast(epoch, data)
+        return [worker.answer() for worker in members]
+
+
+@pytest.fixture
+def head() -> Iterator[Head]:
+    made = Head()
+    yield made
+    made.collective.close()
+    assert not made.collective._thread.is_alive()
+
+
+@contextmanager
+def pulse() -> Iterator[list[float]]:
+    """The longest pause of a thread that only wants to run, as the head's loop does."""
+    longest, done = [0.0], threading.Event()
+
+    def beat() -> None:
+        before = time.monotonic()
+        while not done.wait(0.01):
+            now = time.monotonic()
+            longest[0], before = max(longest[0], now - before), now
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield longest
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_two_epochs_in_sequence_broadcast_equal_bytes(head: Head, workers: list[Worker]) -> None:
+    for epoch, members in ((1, workers[:2]), (2, workers)):
+        head.bring_up(epoch, members)
+        for length in (1, 10_000):
+            data = RECORD[:length]
+            received = head.broadcast(epoch, data, members)
+            assert [sha256(bytes_) for bytes_ in received] == [sha256(data)] * len(members)
+    with pytest.raises(Empty):
+        head.next_event(timeout_s=0.1)
+
+
+def test_a_worker_that_never_joins_ends_the_epoch_in_time_and_nothing_waits(head: Head, workers: list[Worker]) -> None:
+    with pulse() as longest_pause:
+        began = time.monotonic()
+        calls = head.collective.open(1, ["present", "absent"], "gloo")
+        head.collective.broadcast(1, RECORD)
+        assert time.monotonic() - began < 0.1
+        workers[0].start("join", calls["present"])
+        event = head.next_event()
+    assert isinstance(event, EpochFailed)
+    assert "absent" in event.detail
+    assert "present" not in event.detail
+    assert time.monotonic() - began < TIMEOUT_S + 2
+    assert longest_pause[0] < 1
+    assert isinstance(workers[0].answer(), TransportError)
+
+
+def test_a_newer_epoch_does_not_wait_for_one_that_is_stuck(head: Head, workers: list[Worker]) -> None:
+    head.collective.open(1, ["absent"], "gloo")
+    began = time.monotonic()
+    head.open(2, workers[:1])
+    assert isinstance(head.next_event(), EpochFailed)
+    assert head.next_event() == EpochUp(2)
+    assert time.monotonic() - began < TIMEOUT_S / 2
+    assert workers[0].answer() is None
+
+
+def test_a_broadcast_in_a_past_epoch_is_not_sent(head: Head, workers: list[Worker]) -> None:
+    head.bring_up(1, workers[:1])
+    head.bring_up(2, workers[:1])
+    head.collective.broadcast(1, b"old")
+    assert head.broadcast(2, b"new", workers[:1]) == [b"new"]
+
+
+def test_a_worker_refuses_a_broadcast_of_an_epoch_that_it_is_not_in(head: Head, workers: list[Worker]) -> None:
+    head.bring_up(1, workers[:1])
+    workers[0].start("receive", 2, 5)
+    answer = workers[0].answer()
+    assert isinstance(answer, TransportError)
+    assert "epoch 2" in str(answer)
+
+
+def test_a_broadcast_that_never_comes_ends_in_time(head: Head, workers: list[Worker]) -> None:
+    head.bring_up(1, workers[:1])
+    began = time.monotonic()
+    workers[0].start("receive", 1, 5)
+    assert isinstance(workers[0].answer(), TransportError)
+    assert time.monotonic() - began < TIMEOUT_S + 2
+
+
+def test_a_worker_killed_between_join_and_broadcast_ends_the_epoch_and_a_new_one_works(
+    head: Head, workers: list[Worker]
+) -> None:
+    victim, members = workers[2], workers[:2]
+    head.bring_up(1, [victim, *members])
+    victim.kill()
+    began = time.monotonic()
+    with pulse() as longest_pause:
+        head.collective.broadcast(1, RECORD)
+        event = head.next_event()
+    assert isinstance(event, EpochFailed)
+    assert time.monotonic() - began < TIMEOUT_S
+    assert longest_pause[0] < 1
+    head.bring_up(2, members)
+    assert head.broadcast(2, RECORD, members) == [RECORD, RECORD]
+
+
+def test_joining_a_head_that_is_gone_ends_in_time() -> None:
+    with socket.create_server((HOST, 0)) as free:
+        port = free.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(TransportError, match="epoch 3 cannot be joined as rank 1"):
+        WorkerCollective(1.0).join(OpenEpoch(3, 1, 2, "gloo", HOST, port))
+    assert time.monotonic() - began < 5
+
+
+def test_an_unknown_backend_ends_the_epoch(head: Head) -> None:
+    head.collective.open(1, [], "none")
+    event = head.next_event()
+    assert isinstance(event, EpochFailed)
+    assert "'none'" in event.detail
+
+
+def test_the_store_listens_on_the_given_address_only(head: Head) -> None:
+    call = head.collective.open(1, ["w"], "gloo")["w"]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", call.store_port), timeout=1).close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "offers", "chosen"),
+    [
+        ("auto", ["nccl", "nccl"], "nccl"),
+        ("auto", ["nccl", "gloo"], "gloo"),
+        ("auto", ["gloo", "none"], "none"),
+        ("gloo", ["nccl", "nccl"], "gloo"),
+        ("none", ["nccl", "nccl"], "none"),
+        ("nccl", ["nccl", "nccl"], "nccl"),
+        ("auto", [], "none"),
+    ],
+)
+def test_the_backend_is_one_that_everybody_has(wanted: str, offers: list[str], chosen: str) -> None:
+    assert choose_backend(wanted, offers) == chosen
+
+
+def test_nccl_is_refused_where_somebody_lacks_it() -> None:
+    with pytest.raises(TransportError, match=r"transport\.backend=nccl.*gloo"):
+        choose_backend("nccl", ["nccl", "gloo"])
+
+
+def test_this_machine_can_join_something() -> None:
+    assert available_backend() in ("gloo", "nccl")
