@@ -20,7 +20,7 @@ from small_disk import small_disk
 import hpc_es.store
 from hpc_es.errors import JournalDamaged, StoreError, Superseded
 from hpc_es.paths import RunPaths
-from hpc_es.store import hdf5
+from hpc_es.store import hdf5, pages
 from hpc_es.store.hdf5 import Hdf5Writer, rebuild, write_eval_journal
 from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.store.projection import Projection
@@ -332,6 +332,54 @@ def test_a_writer_killed_at_any_moment_costs_nothing(root: Path) -> None:
     assert unfinished > 0, "no kill hit a flush: the test shows nothing"
     rebuild(root)
     assert sorted(path.name for path in root.iterdir()) == ["journal.1.hpcj", "run.h5"]
+
+
+@pytest.mark.slow
+def test_a_reader_beside_a_writer_sees_what_some_flush_left(tmp_path: Path) -> None:
+    root = tmp_path / "run"
+    write_run(root, 12)
+    expected = from_journal(root)["evaluations"]
+    copy = root / "copy.h5"  # no journal stands beside this name: only the file is read
+    script = f"""
+        import time
+        from pathlib import Path
+        from hpc_es.paths import RunPaths
+        from hpc_es.store.hdf5 import Hdf5Writer
+        from hpc_es.store.journal import read_journal
+        paths = RunPaths(Path({str(root)!r}))
+        writer = Hdf5Writer(paths)
+        for number, record in enumerate(read_journal(paths.root)):
+            writer.add(record)
+            if number > 20 and number % 3 == 0:
+                writer.flush(number)
+                time.sleep(0.06)
+                if not Path({str(copy)!r}).exists():
+                    Path({str(copy)!r}).hardlink_to(paths.hdf5)
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)])
+    while not copy.exists():
+        time.sleep(0.01)
+    lengths = []
+    while process.poll() is None:
+        found = hpc_es.store.read(copy).evaluations
+        lengths.append(len(found))
+        identity = ["dispatch_version", "slot", "seed", "time_planned"]
+        pd.testing.assert_frame_equal(found[identity], expected[identity][: len(found)])
+    assert process.returncode == 0
+    assert len(set(lengths)) > 3
+    assert lengths == sorted(lengths)
+
+
+def test_with_locking_on_a_second_writer_is_refused(root: Path) -> None:
+    records = list(read_journal(root))
+    writer = Hdf5Writer(RunPaths(root), locking=True)
+    for record in records[:20]:
+        writer.add(record)
+    writer.flush(1)
+    with pages.BufferedPages(root / "run.h5", lock=True):
+        writer.add(records[20])
+        with pytest.raises(StoreError, match="cannot write"):
+            writer.flush(2)
 
 
 # --- full disks -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from small_disk import small_disk
 
 from hpc_es.errors import JournalDamaged, StoreError, Superseded
 from hpc_es.paths import RunPaths
+from hpc_es.store import journal
 from hpc_es.store.journal import JournalWriter, journal_end, read_journal
 from hpc_es.store.records import Noted, Started
 
@@ -250,6 +251,19 @@ def test_what_was_written_before_the_newer_segment_counts_even_if_nobody_was_tol
     write(old, "a")  # its head is killed before it can acknowledge
     create(tmp_path)
     assert notes(tmp_path) == ["a"]
+
+
+def test_what_is_sealed_is_durable_before_the_seal_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(create(tmp_path), "a")
+    synced: list[Path] = []
+    monkeypatch.setattr(journal, "_sync_path", synced.append)
+
+    def look(generation: int, predecessor_bytes: int) -> Started:
+        assert synced == [RunPaths(tmp_path).segment(1)]
+        return started(generation, predecessor_bytes)
+
+    JournalWriter.create(RunPaths(tmp_path), look)
+    assert synced[1:] == [tmp_path]  # and the folder, so that the new segment itself is found again
 
 
 @pytest.mark.parametrize("length", [0, 3, 8, 20])

@@ -24,8 +24,9 @@ from hpc_es.errors import StoreError, Superseded
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import Warn, journal_end, read_journal, warn_python, write_file
 from hpc_es.store.pages import BufferedPages
-from hpc_es.store.projection import Changes, Projection, merge_later
+from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.records import AnyRecord, Started
+from hpc_es.store.rows import Changes
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
 RETRY_SECONDS = 30.0

@@ -4,7 +4,6 @@ A pure fold. It keeps no rows, only where they are and what later records need, 
 bytes per evaluation, and what has to be written is proportional to what has changed since the last `take`.
 """
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -15,25 +14,11 @@ from hpc_es.errors import StoreError
 from hpc_es.es.records import Assignment, Commit, EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.store.journal import Warn, read_file
-from hpc_es.store.schema import TABLES
+from hpc_es.store.rows import Changes, Rows
+from hpc_es.store.worker_rows import WorkerRows
 
 RUN = "run"
 """The `source` of everything that the run itself measured."""
-
-
-@dataclass
-class Changes:
-    """New cell values by table, column and row, and how many rows each table has by now."""
-
-    num_rows: dict[str, int]
-    cells: dict[str, dict[str, dict[int, Any]]] = field(default_factory=lambda: {table: {} for table in TABLES})
-    num_cells: int = 0
-
-    def set(self, table: str, row: int, **values: Any) -> None:
-        columns = self.cells[table]
-        for name, value in values.items():
-            columns.setdefault(name, {})[row] = value
-        self.num_cells += len(values)
 
 
 @dataclass
@@ -53,22 +38,6 @@ class _Eval:
     slots: dict[int, list[tuple[float, bool]] | None] = field(default_factory=dict)
 
 
-@dataclass
-class _Worker:
-    row: int
-    host: str
-    slurm_job: str
-    array_task: str
-    since: float | None
-    """Start of the present connection; None while there is none."""
-    seconds_before: float = 0.0
-    seconds_busy: float = 0.0
-    seconds_useful: float = 0.0
-    num_results: int = 0
-    num_accepted: int = 0
-    num_errors: int = 0
-
-
 class Projection:
     """`add` the records of a run in order, then `add_later` those of later evaluations; `take` what changed."""
 
@@ -76,12 +45,11 @@ class Projection:
         self.started: journal.Started | None = None
         """First record of the newest segment."""
         self.finished = False
-        self._num_rows = dict.fromkeys(TABLES, 0)
-        self._changes = Changes(self._num_rows)
+        self._rows = Rows()
+        self._workers = WorkerRows(self._rows)
         self._evaluations: dict[tuple[str, EvalId], _Evaluation] = {}
         self._evals: dict[tuple[str, int], _Eval] = {}
         self._updates: dict[int, int] = {}
-        self._workers: dict[str, _Worker] = {}
         self._leased: set[EvalId] = set()
         self._discarded = 0
         self._time = 0.0
@@ -89,13 +57,11 @@ class Projection:
     @property
     def num_cells(self) -> int:
         """Changed since the last `take`."""
-        return self._changes.num_cells
+        return self._rows.num_cells
 
     def take(self) -> Changes:
         """What changed since the last call."""
-        changes, self._changes = self._changes, Changes(self._num_rows)
-        changes.num_rows = dict(self._num_rows)
-        return changes
+        return self._rows.take()
 
     def add(self, record: journal.AnyRecord) -> None:
         """Errors: StoreError when the record speaks of something that no earlier record introduced."""
@@ -104,17 +70,18 @@ class Projection:
                 self._start(record)
             case journal.Planned(assignments=assignments):
                 self._plan(RUN, record.time, assignments)
-            case journal.Joined():
-                self._join(record)
+            case journal.Joined(worker=worker, host=host):
+                self._workers.join(record)
+                self._rows.event(record.time, "info", f"worker {worker} joined", host)
             case journal.Left(worker=worker, reason=reason):
-                self._leave(worker, record.time, reason)
-                self._event(record.time, "info", f"worker {worker} left", reason)
+                self._workers.leave(worker, record.time, reason)
+                self._rows.event(record.time, "info", f"worker {worker} left", reason)
             case journal.Leased(eval_id=eval_id, worker=worker, attempt=attempt):
                 self._lease(record.time, eval_id, worker, attempt)
             case journal.Unleased(eval_id=eval_id, worker=worker, reason=reason):
                 self._set_status(self._evaluation(RUN, eval_id), "planned")
                 self._leased.discard(eval_id)
-                self._event(record.time, "info", f"evaluation {eval_id} taken back from {worker}", reason)
+                self._rows.event(record.time, "info", f"evaluation {eval_id} taken back from {worker}", reason)
             case journal.Reported():
                 self._report(RUN, record)
             case journal.Voided(eval_id=eval_id, reason=reason):
@@ -124,13 +91,13 @@ class Projection:
             case journal.Digested():
                 self._digest(record)
             case journal.Checkpointed(version=version):
-                self._event(record.time, "info", f"checkpoint of version {version}")
+                self._rows.event(record.time, "info", f"checkpoint of version {version}")
             case journal.Noted(level=level, what=what, detail=detail):
-                self._event(record.time, level, what, detail)
+                self._rows.event(record.time, level, what, detail)
             case journal.Stopped(reason=reason, finished=finished):
                 self.finished = finished
-                self._close_all(record.time, "the head stopped")
-                self._event(record.time, "info", "head stopped", reason)
+                self._workers.leave_all(record.time, "the head stopped")
+                self._rows.event(record.time, "info", "head stopped", reason)
         self._time = record.time
 
     def add_later(self, name: str, records: Iterable[journal.AnyRecord]) -> None:
@@ -142,88 +109,22 @@ class Projection:
                 case journal.Reported():
                     self._report(name, record)
 
-    # --- heads and workers -----------------------------------------------------------------------------------
-
     def _start(self, record: journal.Started) -> None:
         for eval_id in self._leased:  # a new head takes leases up again only when their holders say Hello
             self._set_status(self._evaluation(RUN, eval_id), "planned")
         self._leased.clear()
-        self._close_all(self._time, "its head ended")
+        self._workers.leave_all(self._time, "its head ended")
         self.started, self.finished = record, False
-        self._event(record.time, "info", "head started", f"generation {record.generation} on {record.host}")
-
-    def _join(self, record: journal.Joined) -> None:
-        name, facts = record.worker, record.facts
-        self._event(record.time, "info", f"worker {name} joined", record.host)
-        if (known := self._workers.get(name)) is not None:
-            known.since = record.time
-            self._changes.set("workers", known.row, time_left=math.nan, left="")
-            return
-        worker = _Worker(
-            self._new_row("workers"),
-            record.host,
-            facts.get("slurm_job", ""),
-            facts.get("array_task", ""),
-            since=record.time,
-        )
-        self._workers[name] = worker
-        self._changes.set(
-            "workers",
-            worker.row,
-            worker=name,
-            seat=record.seat,
-            host=record.host,
-            pid=record.pid,
-            slurm_job=worker.slurm_job,
-            array_task=worker.array_task,
-            facts=json.dumps(facts, sort_keys=True),
-            time_joined=record.time,
-        )
-        self._count(worker, record.time)
-
-    def _leave(self, name: str, time: float, reason: str) -> None:
-        worker = self._workers.get(name)
-        if worker is None or worker.since is None:
-            return
-        worker.seconds_before += max(time - worker.since, 0.0)
-        worker.since = None
-        self._changes.set("workers", worker.row, time_left=time, left=reason)
-        self._count(worker, time)
-
-    def _close_all(self, time: float, reason: str) -> None:
-        for name in self._workers:
-            self._leave(name, time, reason)
-
-    def _count(self, worker: _Worker, time: float) -> None:
-        """Bring the sums of a worker's row up to date."""
-        connected = worker.seconds_before + (max(time - worker.since, 0.0) if worker.since is not None else 0.0)
-        self._changes.set(
-            "workers",
-            worker.row,
-            seconds_connected=connected,
-            seconds_busy=worker.seconds_busy,
-            seconds_useful=worker.seconds_useful,
-            num_results=worker.num_results,
-            num_accepted=worker.num_accepted,
-            num_errors=worker.num_errors,
-        )
-
-    def _count_accepted(self, evaluation: _Evaluation, time: float, change: int) -> None:
-        """An evaluation was accepted (+1), or is no longer (-1)."""
-        worker = self._workers.get(evaluation.worker)
-        if worker is not None:
-            worker.num_accepted += change
-            worker.seconds_useful += change * evaluation.seconds
-            self._count(worker, time)
+        self._rows.event(record.time, "info", "head started", f"generation {record.generation} on {record.host}")
 
     # --- evaluations -----------------------------------------------------------------------------------------
 
     def _plan(self, source: str, time: float, assignments: Iterable[Assignment]) -> None:
         for assignment in assignments:
-            evaluation = _Evaluation(self._new_row("evaluations"), assignment.kind)
+            evaluation = _Evaluation(self._rows.new("evaluations"), assignment.kind)
             self._evaluations[source, assignment.eval_id] = evaluation
             train = assignment.kind == "train"
-            self._changes.set(
+            self._rows.set(
                 "evaluations",
                 evaluation.row,
                 **_identity(source, assignment.eval_id, assignment.kind),
@@ -233,12 +134,12 @@ class Projection:
                 time_planned=time,
             )
             if train:
-                self._changes.set("evaluations", evaluation.row, planned_update=assignment.update)
+                self._rows.set("evaluations", evaluation.row, planned_update=assignment.update)
             else:
                 batches = self._evals.setdefault((source, assignment.version), _Eval())
                 batches.slots[assignment.eval_id.slot] = None
             if (member := assignment.member) is not None:
-                self._changes.set(
+                self._rows.set(
                     "evaluations",
                     evaluation.row,
                     seed=member.seed,
@@ -252,7 +153,7 @@ class Projection:
         self._set_status(evaluation, "leased")
         self._leased.add(eval_id)
         self._set_worker(evaluation, worker)
-        self._changes.set("evaluations", evaluation.row, time_leased=time, attempt=attempt)
+        self._rows.set("evaluations", evaluation.row, time_leased=time, attempt=attempt)
 
     def _report(self, source: str, record: journal.Reported) -> None:
         result = record.result
@@ -263,7 +164,7 @@ class Projection:
         self._set_worker(evaluation, record.worker)
         self._set_status(evaluation, "reported")
         evaluation.seconds = result.seconds_update + result.seconds_perturb + result.seconds_rollout
-        self._changes.set(
+        self._rows.set(
             "evaluations",
             evaluation.row,
             **_measured(result),
@@ -273,11 +174,7 @@ class Projection:
             attempt=record.attempt,
         )
         self._add_episodes(source, evaluation.kind, result)
-        if (worker := self._workers.get(record.worker)) is not None:
-            worker.num_results += 1
-            worker.num_errors += result.error is not None
-            worker.seconds_busy += evaluation.seconds
-            self._count(worker, record.time)
+        self._workers.count_result(record.worker, record.time, evaluation.seconds, error=result.error is not None)
         if evaluation.kind == "eval" and result.error is None:
             self._set_status(evaluation, "accepted")
             self._count_accepted(evaluation, record.time, +1)
@@ -288,9 +185,8 @@ class Projection:
     def _add_episodes(self, source: str, kind: str, result: Result) -> None:
         identity = _identity(source, result.eval_id, kind)
         for position, episode in enumerate(result.episodes):
-            row = self._new_row("episodes")
             values = {name: getattr(episode, name) for name in episode.__struct_fields__}
-            self._changes.set("episodes", row, **identity, position=position, **values)
+            self._rows.new("episodes", **identity, position=position, **values)
 
     def _void(self, time: float, eval_id: EvalId, reason: str) -> None:
         evaluation = self._evaluation(RUN, eval_id)
@@ -298,7 +194,7 @@ class Projection:
             self._count_accepted(evaluation, time, -1)
         self._set_status(evaluation, "void")
         self._leased.discard(eval_id)
-        self._changes.set("evaluations", evaluation.row, error=reason)
+        self._rows.set("evaluations", evaluation.row, error=reason)
         if evaluation.kind == "train":
             self._discarded += 1
         else:
@@ -313,11 +209,11 @@ class Projection:
         if evaluated.row is None:
             if not complete:
                 return
-            evaluated.row = self._new_row("evals")
+            evaluated.row = self._rows.new("evals")
         tasks = [task for batch in batches for task in batch] if complete else []
         rewards = [reward for reward, _ in tasks]
         mean, spread = _mean(rewards), _std(rewards, ddof=1)
-        self._changes.set(
+        self._rows.set(
             "evals",
             evaluated.row,
             source=source,
@@ -337,7 +233,7 @@ class Projection:
             evaluation = self._evaluation(RUN, member.eval_id)
             self._set_status(evaluation, "accepted")
             self._count_accepted(evaluation, time, +1)
-            self._changes.set(
+            self._rows.set(
                 "evaluations",
                 evaluation.row,
                 consumed_version=consumed,
@@ -345,12 +241,10 @@ class Projection:
                 utility=member.utility,
                 coefficient=member.coefficient,
             )
-        row = self._updates[commit.version] = self._new_row("updates")
         fitness = [member.fitness for member in commit.members]
         lags = [consumed - member.eval_id.version for member in commit.members]
-        self._changes.set(
+        self._updates[commit.version] = self._rows.new(
             "updates",
-            row,
             version=commit.version,
             alpha=commit.alpha,
             sigma=_mean([member.sigma for member in commit.members]),
@@ -373,19 +267,11 @@ class Projection:
         row = self._updates.get(record.version)
         if row is None:
             raise StoreError(f"the journal has a digest of theta_{record.version}, but no commit that made it")
-        self._changes.set(
+        self._rows.set(
             "updates", row, digest=record.digest, update_norm=record.update_norm, seconds_update=record.seconds
         )
 
     # --- rows ------------------------------------------------------------------------------------------------
-
-    def _new_row(self, table: str) -> int:
-        row = self._num_rows[table]
-        self._num_rows[table] += 1
-        return row
-
-    def _event(self, time: float, level: str, what: str, detail: str = "") -> None:
-        self._changes.set("events", self._new_row("events"), time=time, level=level, what=what, detail=detail)
 
     def _evaluation(self, source: str, eval_id: EvalId) -> _Evaluation:
         try:
@@ -395,16 +281,16 @@ class Projection:
 
     def _set_status(self, evaluation: _Evaluation, status: str) -> None:
         evaluation.status = status
-        self._changes.set("evaluations", evaluation.row, status=status)
+        self._rows.set("evaluations", evaluation.row, status=status)
+
+    def _count_accepted(self, evaluation: _Evaluation, time: float, change: int) -> None:
+        self._workers.count_accepted(evaluation.worker, time, evaluation.seconds, change)
 
     def _set_worker(self, evaluation: _Evaluation, name: str) -> None:
         if name == evaluation.worker:
             return
         evaluation.worker = name
-        self._changes.set("evaluations", evaluation.row, worker=name)
-        if (worker := self._workers.get(name)) is not None:
-            place = {"host": worker.host, "slurm_job": worker.slurm_job, "array_task": worker.array_task}
-            self._changes.set("evaluations", evaluation.row, **place)
+        self._rows.set("evaluations", evaluation.row, worker=name, **self._workers.place(name))
 
 
 def merge_later(projection: Projection, files: Iterable[Path], warn: Warn) -> Iterator[str]:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from hpc_es.errors import JournalDamaged, StoreError
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import journal_end, read_journal, warn_python
-from hpc_es.store.projection import Changes, Projection, merge_later
+from hpc_es.store.projection import Projection, merge_later
+from hpc_es.store.rows import Changes
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
 if TYPE_CHECKING:  # imported where they are used, so that importing hpc_es.store costs nothing
@@ -27,6 +28,8 @@ Columns = dict[str, "np.ndarray[Any, Any]"]
 _SPILL_CELLS = 500_000
 _FLUSH_SECONDS = 2.0
 """How long to wait for a flush that is under way."""
+_ATTEMPTS = 20
+"""To read a table with no flush in between."""
 _TABLES_OF_LATER_EVALS = ("evaluations", "episodes", "evals")
 
 
@@ -199,17 +202,23 @@ def _is_fresh(path: Path) -> bool:
 
 
 def _read_table(path: Path, table: str) -> Columns:
+    """One table, as a flush left it. Errors: _Unusable."""
     import h5py
 
-    before = _read_attrs(path)["journal_bytes"]
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            columns = {column.name: _read_column(file[table], column) for column in TABLES[table]}
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
-        raise _Unusable(f"{path} is damaged ({error})") from error
-    if _read_attrs(path)["journal_bytes"] != before:
-        return _read_table(path, table)  # a flush came in between
-    return columns
+    reason: Exception | None = None
+    for _ in range(_ATTEMPTS):
+        before = _read_attrs(path)["journal_bytes"]
+        reason = None
+        try:
+            with h5py.File(path, "r", locking=False) as file:
+                columns = {column.name: _read_column(file[table], column) for column in TABLES[table]}
+        except (OSError, RuntimeError, KeyError, ValueError) as error:
+            reason = error
+        if _read_attrs(path)["journal_bytes"] == before:
+            if reason is None:
+                return columns
+            break
+    raise _Unusable(f"{path} is damaged ({reason})" if reason else f"{path} changes faster than it can be read")
 
 
 def _read_column(group: Any, column: Column) -> "np.ndarray[Any, Any]":

@@ -1,0 +1,101 @@
+"""The table of workers: one row per incarnation, with its hours and what it made of them."""
+
+import json
+import math
+from dataclasses import dataclass
+
+from hpc_es.store import records as journal
+from hpc_es.store.rows import Rows
+
+
+@dataclass
+class _Worker:
+    row: int
+    host: str
+    slurm_job: str
+    array_task: str
+    since: float | None
+    """Start of the present connection; None while there is none."""
+    seconds_before: float = 0.0
+    seconds_busy: float = 0.0
+    seconds_useful: float = 0.0
+    num_results: int = 0
+    num_accepted: int = 0
+    num_errors: int = 0
+
+
+class WorkerRows:
+    """Connections end with their head too: a worker that joins the next one goes on in its row."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._workers: dict[str, _Worker] = {}
+
+    def join(self, record: journal.Joined) -> None:
+        name, facts = record.worker, record.facts
+        if (known := self._workers.get(name)) is not None:
+            known.since = record.time
+            self._rows.set("workers", known.row, time_left=math.nan, left="")
+            return
+        job, task = facts.get("slurm_job", ""), facts.get("array_task", "")
+        row = self._rows.new(
+            "workers",
+            worker=name,
+            seat=record.seat,
+            host=record.host,
+            pid=record.pid,
+            slurm_job=job,
+            array_task=task,
+            facts=json.dumps(facts, sort_keys=True),
+            time_joined=record.time,
+        )
+        self._workers[name] = _Worker(row, record.host, job, task, since=record.time)
+        self._write(self._workers[name], record.time)
+
+    def leave(self, name: str, time: float, reason: str) -> None:
+        worker = self._workers.get(name)
+        if worker is None or worker.since is None:
+            return
+        worker.seconds_before += max(time - worker.since, 0.0)
+        worker.since = None
+        self._rows.set("workers", worker.row, time_left=time, left=reason)
+        self._write(worker, time)
+
+    def leave_all(self, time: float, reason: str) -> None:
+        for name in self._workers:
+            self.leave(name, time, reason)
+
+    def place(self, name: str) -> dict[str, str]:
+        """Where a worker runs, in columns of the evaluations; nothing about an unknown one."""
+        worker = self._workers.get(name)
+        if worker is None:
+            return {}
+        return {"host": worker.host, "slurm_job": worker.slurm_job, "array_task": worker.array_task}
+
+    def count_result(self, name: str, time: float, seconds: float, *, error: bool) -> None:
+        if (worker := self._workers.get(name)) is not None:
+            worker.num_results += 1
+            worker.num_errors += error
+            worker.seconds_busy += seconds
+            self._write(worker, time)
+
+    def count_accepted(self, name: str, time: float, seconds: float, change: int) -> None:
+        """A result of so many seconds was accepted (+1), or is no longer (-1)."""
+        if (worker := self._workers.get(name)) is not None:
+            worker.num_accepted += change
+            worker.seconds_useful += change * seconds
+            self._write(worker, time)
+
+    def _write(self, worker: _Worker, time: float) -> None:
+        """Bring the sums up to date, those of a live connection up to `time`."""
+        connected = worker.seconds_before + (max(time - worker.since, 0.0) if worker.since is not None else 0.0)
+        self._rows.set(
+            "workers",
+            worker.row,
+            seconds_connected=connected,
+            seconds_busy=worker.seconds_busy,
+            seconds_useful=worker.seconds_useful,
+            num_results=worker.num_results,
+            num_accepted=worker.num_accepted,
+            num_errors=worker.num_errors,
+        )
