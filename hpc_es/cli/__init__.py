@@ -21,6 +21,9 @@ from hpc_es.errors import ConfigError, HpcEsError, ModelError, TransportError, V
 from hpc_es.paths import RunPaths
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hpc_es.analysis.tables import Summary
     from hpc_es.transport.messages import Status
 
 EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED = 1, 2, 3
@@ -96,10 +99,14 @@ def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> 
         outcome = run_local(settings, on_status=shown.status, on_event=shown.event)
     root = outcome.paths.root
     out.print(f"{root}: {outcome.reason}", markup=False)
+    facts = {"run": str(root), "finished": outcome.finished, "reason": outcome.reason}
+    if outcome.finished:
+        facts["summary"] = _report(outcome.paths, out)
+    else:
+        out.print(f"go on with: hpc-es run {root}", markup=False)
     if json:
-        print_json({"run": str(root), "finished": outcome.finished, "reason": outcome.reason})
+        print_json(facts)
     if not outcome.finished:
-        out.print(f"hpc-es run {config} goes on from here", markup=False)
         raise typer.Exit(EXIT_STOPPED)
 
 
@@ -135,7 +142,7 @@ def verify(run: RunFolder, model: BaseModel = None, json: Json = False) -> None:
     out.print(versions_table(report.versions))
     for problem in report.problems:
         out.print(f"WRONG: {problem}", markup=False, style="red")
-    out.print(f"{report.num_results} results were reported, {report.num_counted} were counted, each of them once")
+    out.print(f"{report.num_results} results were reported, updates consumed {report.num_counted} of them")
     if not report.ok:
         raise VerifyError(f"{run} does not fit together: {len(report.problems)} problems, see above")
     out.print(f"{run}: everything fits", markup=False, style="green")
@@ -263,6 +270,28 @@ def _run_paths(root: Path) -> RunPaths:
     if not paths.config.is_file():
         raise ConfigError(f"{root} is no run folder: it has no {paths.config.name}; `hpc-es run CONFIG` makes one")
     return paths
+
+
+def _report(paths: RunPaths, out: "Console") -> "Summary":
+    """Print what a finished run has to show, draw its learning curve, and say what to try next."""
+    from hpc_es.analysis.plots import plot_learning_curve, save_png
+    from hpc_es.analysis.tables import render, summary
+    from hpc_es.store import read
+
+    run = read(paths.root)
+    result = summary(run)
+    out.print(render(result))
+    curve = save_png(plot_learning_curve([run]), paths.report / "learning_curve.png")
+    out.print(f"learning curve: {curve}", markup=False)
+    out.print("try next:", style="bold")
+    for command in (
+        f"hpc-es verify {paths.root}",
+        f"hpc-es replay {paths.root} --version {result.num_commits} --out models/{paths.root.name}",
+        f"hpc-es eval {paths.root} --version 0",
+        f"hpc-es run {paths.config} run.name={paths.root.name}-seed1 run.seed=1",
+    ):
+        out.print(f"  {command}", markup=False)
+    return result
 
 
 def _status_at_rest(paths: RunPaths) -> "Status":

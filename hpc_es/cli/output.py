@@ -79,20 +79,13 @@ def status_table(status: Status) -> RenderableType:
 def versions_table(versions: "Sequence[VersionLine]") -> Table:
     """What `verify` found, one row per version."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for title in ("version", "digest", "recorded", "members", "fitness", "norm of the update", ""):
-        table.add_column(title)
+    for title in ("version", "digest", "recorded", "members", "fitness", "norm"):
+        table.add_column(title, no_wrap=True)
     for line in versions:
-        recorded = "none" if line.recorded is None else "the same" if line.ok else f"{line.recorded:016x}"
+        recorded = "not" if line.recorded is None else "the same" if line.ok else f"{line.recorded:016x}"
         fitness = "" if line.fitness is None else f"{line.fitness:.4f}"
-        table.add_row(
-            str(line.version),
-            f"{line.digest:016x}",
-            recorded,
-            str(line.num_members),
-            fitness,
-            f"{line.update_norm:.3g}",
-            "null" if line.null else "",
-        )
+        norm = "null" if line.null else f"{line.update_norm:.3g}"
+        table.add_row(str(line.version), f"{line.digest:016x}", recorded, str(line.num_members), fitness, norm)
     return table
 
 
