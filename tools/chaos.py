@@ -70,6 +70,9 @@ class Run:
     def version(self) -> int:
         return sum(isinstance(record, journal.Committed) for record in self.records())
 
+    def num_results(self) -> int:
+        return sum(isinstance(record, journal.Reported) for record in self.records())
+
     def finished(self) -> bool:
         return any(isinstance(record, journal.Stopped) and record.finished for record in self.records())
 
@@ -197,24 +200,22 @@ def main() -> int:
         return Run(arguments.config, overrides, RunPaths(config.run.dir / name), arguments.limit)
 
     undisturbed, disturbed = make_run("undisturbed"), make_run("disturbed")
-    began = time.monotonic()
     undisturbed.wait(undisturbed.finished)
     left = undisturbed.end()
-    seconds = time.monotonic() - began
-    print(f"undisturbed: {undisturbed.version()} updates in {seconds:.0f} s", flush=True)
+    print(f"undisturbed: {undisturbed.version()} updates, {undisturbed.num_results()} results", flush=True)
 
     kinds = arguments.faults.split(",")
+    results_apart = 1.4 * undisturbed.num_results() / (arguments.moments + 1)
     for moment in range(1, arguments.moments + 1):
-        reached = disturbed.version()
-        started = time.monotonic()
-        pause = rng.uniform(0, 2 * seconds / (arguments.moments + 1))
-        disturbed.wait(lambda s=started, p=pause: time.monotonic() - s > p or disturbed.finished())
+        awaited = disturbed.num_results() + rng.uniform(0, results_apart)  # 0: right away, while all is starting
+        disturbed.wait(lambda n=awaited: disturbed.num_results() >= n or disturbed.finished())
+        time.sleep(rng.uniform(0, 0.5))
         if disturbed.finished():
             print(f"the run ended before fault {moment}", flush=True)
             break
         kind = rng.choice(kinds)
-        at = disturbed.version()
-        print(f"{moment:3d}. {kind:<10} at version {at} (since the last: +{at - reached})", flush=True)
+        at = f"version {disturbed.version()}, {disturbed.num_results()} results"
+        print(f"{moment:3d}. {kind:<10} at {at}", flush=True)
         FAULTS[kind](disturbed, rng)
     disturbed.wait(disturbed.finished)
     left += disturbed.end()
