@@ -81,7 +81,7 @@ class HeadServer:
         try:
             self.host, self.port = host, _bind(self._router, host)
             here = Rendezvous(run_id, generation, host, self.port, os.getpid(), os.uname().nodename)
-            _publish(paths.rendezvous, here)
+            publish(paths.rendezvous, here)
         except BaseException:
             self.close()
             raise
@@ -357,7 +357,7 @@ def _bind(router: "zmq.Socket[bytes]", host: str) -> int:
     return int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
 
-def _publish(path: Path, here: Rendezvous) -> None:
+def publish(path: Path, here: Rendezvous) -> None:
     """Replace rendezvous.json: a reader sees the old one or the new one, whole, also after a crash."""
     there = read_rendezvous(path)
     if there is not None and there.generation > here.generation:
