@@ -1,0 +1,160 @@
+"""The compiled kernels equal the reference, bit for bit, however the work is cut."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_es.noise import BLOCK, reference, threads
+from hpc_es.noise.reference import Array, Perturbation, Update
+
+pytest.importorskip("numba")
+from hpc_es.noise import cpu
+
+SIZES = st.one_of(
+    st.integers(1, 40), st.integers(BLOCK * cpu.TILE - 9, BLOCK * cpu.TILE + 9), st.sampled_from([3000, 5001])
+)
+STARTS = st.sampled_from([0, BLOCK, 13 * BLOCK, BLOCK * (2**32 - 3)])
+U64 = st.integers(0, 2**64 - 1)
+DTYPES = st.sampled_from([np.float32, np.float16, np.uint16])
+SPECIAL_BITS = (
+    *(0x80000000, 0, 1, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFC12345, 0x7F7FFFFF, 0x477FEFFF, 0x477FF000),
+    *(0x38800000, 0x387FFFFF, 0x33000000, 0x33000001, 0x32FFFFFF, 0x33C00000, 0x3F808000, 0x3F818000, 0x38802000),
+)
+SPECIAL = np.array(SPECIAL_BITS, np.uint32).view(np.float32)
+"""Zeros, subnormals, infinities, NaNs, and the places where rounding to half types turns."""
+
+
+def values(size: int, seed: int = 0) -> Array:
+    generator = np.random.default_rng(seed)
+    theta = (generator.standard_normal(size) * 10.0 ** generator.integers(-9, 6, size)).astype(np.float32)
+    theta[: min(size, SPECIAL.size)] = generator.permutation(SPECIAL)[: min(size, SPECIAL.size)]
+    return theta
+
+
+@st.composite
+def perturbations(draw: st.DrawFn) -> Perturbation:
+    num_subspaces = draw(st.sampled_from([1, 1, 2, 3, 17, 64]))
+    scale = float(np.float32(draw(st.sampled_from([1e-3, -1e-3, 0.25])) / 4096))
+    return Perturbation(draw(U64), scale, draw(st.integers(0, num_subspaces - 1)), num_subspaces, draw(U64))
+
+
+@st.composite
+def updates(draw: st.DrawFn) -> Update:
+    num_subspaces = draw(st.sampled_from([1, 1, 2, 5, 64]))
+    count = draw(st.integers(0, 3))
+    coefficients = [float(np.float32(draw(st.sampled_from([1e-3, -2e-4, 7e-8, 0.0])))) for _ in range(count)]
+    subspaces = [draw(st.integers(0, num_subspaces - 1)) for _ in range(count)]
+    return Update([draw(U64) for _ in range(count)], coefficients, subspaces, num_subspaces, draw(U64))
+
+
+@settings(deadline=None, max_examples=60)
+@given(size=SIZES, start=st.integers(0, 5000), seed=U64, ident=U64)
+def test_noise_equals_the_reference(size: int, start: int, seed: int, ident: int) -> None:
+    assert np.array_equal(cpu.noise(seed, ident, start, size), reference.noise(seed, ident, start, size))
+
+
+@settings(deadline=None, max_examples=150)
+@given(size=SIZES, start=STARTS, ident=U64, noisy=st.none() | perturbations(), dtype=DTYPES)
+def test_perturb_equals_the_reference(
+    size: int, start: int, ident: int, noisy: Perturbation | None, dtype: type[np.generic]
+) -> None:
+    theta, out, expected = values(size), np.empty(size, dtype), np.empty(size, dtype)
+    before = theta.copy()
+    cpu.perturb(theta, out, ident, noisy, start=start)
+    reference.perturb(theta, expected, ident, noisy, start=start)
+    assert out.tobytes() == expected.tobytes()
+    assert theta.tobytes() == before.tobytes()
+
+
+@settings(deadline=None, max_examples=100)
+@given(size=SIZES, start=STARTS, ident=U64, steps=st.lists(updates(), max_size=3))
+def test_update_equals_the_reference(size: int, start: int, ident: int, steps: list[Update]) -> None:
+    theta = np.random.default_rng(0).standard_normal(size).astype(np.float32)
+    theta[: size // 8] = -0.0  # what is left untouched must keep even this
+    expected = theta.copy()
+    trace, wanted = cpu.update(theta, ident, steps, start=start), reference.update(expected, ident, steps, start=start)
+    assert theta.tobytes() == expected.tobytes()
+    assert trace.digests == wanted.digests
+    assert np.allclose(trace.squares, wanted.squares, rtol=1e-5)
+
+
+@settings(deadline=None, max_examples=50)
+@given(size=SIZES, start=STARTS, ident=U64)
+def test_digest_equals_the_reference(size: int, start: int, ident: int) -> None:
+    assert cpu.digest(values(size), ident, start=start) == reference.digest(values(size), ident, start=start)
+
+
+def test_several_versions_in_one_pass_round_as_several_passes_do() -> None:
+    steps = [Update([3, 4], [1e-3, 2e-3]), Update([], []), Update([5], [1e-3], [1], 2, 9), Update([6, 3], [-1e-3, 0.1])]
+    at_once = np.random.default_rng(0).standard_normal(5001).astype(np.float32)
+    one_by_one = at_once.copy()
+    trace = cpu.update(at_once, 7, steps)
+    digests = [cpu.update(one_by_one, 7, [step]).digests[0] for step in steps]
+    assert at_once.tobytes() == one_by_one.tobytes()
+    assert trace.digests == digests
+    assert digests[0] == digests[1]
+
+
+def test_the_order_of_members_matters_and_is_kept() -> None:
+    """fp32 sums depend on their order: were it lost, this would not differ."""
+    seeds, coefficients = list(range(16)), [float(np.float32(10.0 ** (-i % 7))) for i in range(16)]
+    forwards, backwards = np.zeros(4096, np.float32), np.zeros(4096, np.float32)
+    cpu.update(forwards, 7, [Update(seeds, coefficients)])
+    cpu.update(backwards, 7, [Update(seeds[::-1], coefficients[::-1])])
+    assert forwards.tobytes() != backwards.tobytes()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 5])
+def test_results_do_not_depend_on_threads_or_chunks(num_threads: int) -> None:
+    steps, whole = [Update([3, 4], [1e-3, 2e-3], [0, 1], 3, 8)], values(20_000)[20:].copy()
+    cut, expected = whole.copy(), cpu.update(whole, 7, steps)
+    digests: list[int] = []
+    chunk, before = 8 * 37 * num_threads, threads.start()
+
+    def work(start: int) -> None:
+        digests.append(cpu.update(cut[start : start + chunk], 7, steps, start=start).digests[0])
+
+    try:
+        threads.start(num_threads)
+        threads.run(work, reversed(range(0, cut.size, chunk)))
+    finally:
+        threads.start(before)
+    assert cut.tobytes() == whole.tobytes()
+    assert sum(digests) % 2**64 == expected.digests[0]
+
+
+def test_an_error_in_a_thread_reaches_the_caller() -> None:
+    def work(item: int) -> None:
+        if item == 3:
+            raise ValueError("three")
+
+    with pytest.raises(ValueError, match="three"):
+        threads.run(work, range(10))
+
+
+@pytest.mark.parametrize("kernel", ["_perturb", "_update"])
+def test_no_multiply_and_add_is_fused_in_the_machine_code(kernel: str) -> None:
+    function = getattr(cpu, kernel)
+    (signature,) = function.signatures
+    again = cpu.compiled(*signature, cache=False)(function.py_func)  # cached code cannot be inspected
+    text = again.inspect_asm(signature)  # type: ignore[attr-defined]
+    assert re.search(r"\bv?mul[sp]s\b", text)
+    assert re.search(r"\bv?add[sp]s\b", text)
+    assert not re.search(r"\bvf[n]?m(add|sub)", text)
+
+
+def test_kernels_compile_where_no_cache_folder_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def refuse_cache(signature: object, **options: object) -> object:
+        calls.append(options.get("cache", False))
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: function
+
+    monkeypatch.setattr(cpu.numba, "njit", refuse_cache)
+    cpu.compiled(cpu.types.int64)(lambda x: None)
+    assert calls == [True, False]
