@@ -195,7 +195,8 @@ class Arena:
 
     def perturb_into(self, outs: Mapping[str, Array], member: Member | None) -> None:
         """As `perturbed`, for many tensors at once: fill contiguous arrays of float32, float16 or bfloat16 bits."""
-        flat, noisy = {name: _flat_view(name, out) for name, out in outs.items()}, _perturbation(member)
+        flat = {name: _flat_view(self._slot(name), out) for name, out in outs.items()}
+        noisy = _perturbation(member)
 
         def perturb(piece: Piece) -> None:
             out = flat[piece.slot.stored.name][piece.start : piece.start + piece.theta.size]
@@ -312,9 +313,12 @@ class Arena:
         return UpdateReport(tuple(digests), tuple(squares), time.monotonic() - begin)
 
 
-def _flat_view(name: str, out: Array) -> Array:
-    if not out.flags.c_contiguous or out.dtype not in CAST.values():
-        raise ModelError(f"{name}: perturbed values go to a contiguous array of {[str(d) for d in CAST.values()]}")
+def _flat_view(slot: Slot, out: Array) -> Array:
+    if not out.flags.c_contiguous or out.dtype not in CAST.values() or out.size != slot.stored.size:
+        raise ModelError(
+            f"{slot.stored.name} is perturbed into a contiguous array of float32, float16 or bfloat16 bits (uint16) "
+            f"with {slot.stored.size} elements; this one is {out.dtype} with {out.size}"
+        )
     return out.reshape(-1)
 
 
