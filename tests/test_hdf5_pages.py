@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from small_disk import small_disk
 
@@ -19,6 +19,8 @@ steps = st.one_of(
 )
 
 
+@example(b"x" * 9000, [("truncate", 100, b""), ("write", 9500, b"y"), ("commit", 0, b"")])
+@example(b"x", [("truncate", 0, b""), ("write", 4096, b"y"), ("commit", 0, b"")])
 @given(st.binary(max_size=9000), st.lists(steps, max_size=12))
 def test_it_reads_like_a_file_and_the_disk_has_the_last_commit(
     before: bytes, steps: list[tuple[str, int, bytes]]
