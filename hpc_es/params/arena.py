@@ -6,7 +6,9 @@ changed only by consecutive commits or by loading, never by subtraction.
 """
 
 import math
+import os
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -109,10 +111,13 @@ class Arena:
         memory that other processes can attach to and that vanishes with the last of them, however they die.
         Errors: ModelError.
         """
-        slots, memory_path = lay_out(path, include, exclude), None
+        slots = lay_out(path, include, exclude)
         if shared:
-            buffer, memory_path = share_memory(4 * num_elements(slots))
-        arena = cls(slots, buffer, memory_path)
+            memory, descriptor = share_memory(4 * num_elements(slots))
+            arena = cls(slots, memory, Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+            weakref.finalize(arena, os.close, descriptor)
+        else:
+            arena = cls(slots, buffer, None)
         arena._fill([slot.stored for slot in slots])
         arena.version, arena.base_digest = 0, arena.digest()
         return arena
