@@ -275,13 +275,12 @@ def test_a_writer_builds_the_file_again_when_somebody_deleted_or_replaced_it(roo
         write_eval_journal(RunPaths(root), "later", later_eval(1, 0.5))
         rebuild(root)  # has rows that the writer knows nothing of
 
-    third = len(records) // 3
-    for part, harm in (
-        (records[:third], (root / "run.h5").unlink),
-        (records[third : 2 * third], replace),
-        (records[2 * third :], lambda: None),
-    ):
-        for record in part:
+    def damage() -> None:
+        (root / "run.h5").write_bytes((root / "run.h5").read_bytes()[:3000])
+
+    quarter = len(records) // 4
+    for part, harm in enumerate(((root / "run.h5").unlink, damage, replace, lambda: None)):
+        for record in records[part * quarter : (part + 1) * quarter if part < 3 else None]:
             writer.add(record)
         writer.flush(size)
         harm()
