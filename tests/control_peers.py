@@ -131,12 +131,14 @@ def stranger(tmp_path: Path, server_paths: RunPaths, *, knows_head: bool) -> Run
 
 
 class Forwarder:
-    """A TCP connection to the head that can be cut."""
+    """A TCP connection to the head that can be cut, and mended."""
 
     def __init__(self, server: HeadServer):
         self.listener = socket.create_server((HOST, 0))
         self.port = self.listener.getsockname()[1]
         self.head = (server.host, server.port)
+        self.is_cut = False
+        self.num_turned_away = 0
         self.ends: list[socket.socket] = []
         self.threads = [threading.Thread(target=self._accept)]
         self.threads[0].start()
@@ -145,6 +147,10 @@ class Forwarder:
         with suppress(OSError):
             while True:
                 near, _ = self.listener.accept()
+                if self.is_cut:
+                    self.num_turned_away += 1
+                    near.close()
+                    continue
                 far = socket.create_connection(self.head)
                 self.ends += [near, far]
                 for source, target in ((near, far), (far, near)):
@@ -156,7 +162,11 @@ class Forwarder:
             while data := source.recv(65536):
                 target.sendall(data)
 
+    def mend(self) -> None:
+        self.is_cut = False
+
     def cut(self) -> None:
+        self.is_cut = True
         for end in self.ends:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

@@ -40,6 +40,8 @@ from hpc_es.transport.secrets import create_secrets, load_secrets
 EPISODE = Episode(7, 0.5, False, 3, 1, 90, 12, 0.8, 0.1, "truncated")
 RESULT = Result(EVAL_ID, 0.5, (EPISODE,), 2**64 - 1, 0.1, 0.2, 0.3)
 COMMIT = Commit(4, 5e-4, (UpdateMember(EVAL_ID, 2**64 - 1, -1, 1e-3, 0, 0.5, 1.0, 1e-7),))
+# A status request with one more field, an array in an array in an array ...
+BOTTOMLESS = b"\x92\x00\x82\xa4type\xadStatusRequest\xa4more" + b"\x91" * 100_000
 TO_HEAD = [
     HELLO,
     m.Heartbeat("w"),
@@ -164,7 +166,7 @@ def shared(paths: RunPaths) -> "Iterator[tuple[HeadServer, zmq.Socket[bytes]]]":
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(garbage=st.lists(st.one_of(st.binary(max_size=64), st.just(b"\x91" * 100_000)), min_size=1, max_size=4))
+@given(garbage=st.lists(st.one_of(st.binary(max_size=64), st.just(BOTTOMLESS)), min_size=1, max_size=4))
 def test_garbage_from_an_authenticated_peer_is_counted_and_dropped(
     garbage: list[bytes], shared: tuple[HeadServer, "zmq.Socket[bytes]"]
 ) -> None:
@@ -232,12 +234,20 @@ def test_a_report_made_while_there_is_no_head_is_sent_once_there_is_one(paths: R
             assert heard[1].started_age > 9 + 2 * BEAT_S
 
 
-def test_a_connection_that_breaks_is_a_new_introduction(paths: RunPaths) -> None:
+def test_a_connection_that_breaks_is_a_new_introduction_and_the_first_word(paths: RunPaths) -> None:
     """What was under way is gone, an assignment perhaps: only a new Hello tells the head."""
     with serving(paths) as server, forwarding(server) as forwarder:
         here = msgspec.structs.replace(m.read_rendezvous(paths.rendezvous), port=forwarder.port)
         paths.rendezvous.write_bytes(msgspec.json.encode(here))
-        with working(paths):
+        with working(paths) as worker:
             hear(server, m.Hello)
             forwarder.cut()
-            hear(server, m.Hello)
+            wait_until(lambda: forwarder.num_turned_away)
+            worker.client.send(m.Fetch("w", 1, 1))
+            time.sleep(4 * BEAT_S)
+            while server.receive(0):
+                pass  # heartbeats from before
+            forwarder.mend()
+            ((_, envelope),) = server.receive(PATIENCE_S)
+            assert isinstance(envelope.message, m.Hello)
+            hear_only_heartbeats(server)

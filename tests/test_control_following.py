@@ -14,6 +14,7 @@ from control_peers import (
     PATIENCE_S,
     hear,
     hear_nothing,
+    pump,
     raw_dealer,
     serving,
     wait_until,
@@ -228,20 +229,25 @@ def test_more_messages_than_one_batch_come_in_several(paths: RunPaths) -> None:
         assert firsts == list(range(600))
 
 
-def test_a_goodbye_before_closing_arrives(paths: RunPaths) -> None:
+def test_what_was_sent_before_closing_arrives(paths: RunPaths) -> None:
+    farewells = [m.Goodbye("w", "x" * 20_000) for _ in range(200)] + [m.Goodbye("w", "done")]
     with serving(paths) as server:
         with working(paths) as worker:
             hear(server, m.Hello)
-            worker.client.send(m.Goodbye("w", "done"))
-        assert hear(server, m.Goodbye) == m.Goodbye("w", "done")
+            for farewell in farewells:
+                worker.client.send(farewell)
+        assert pump(server, lambda heard: len(heard) == len(farewells)) == farewells
 
 
-def test_a_leave_before_closing_arrives(paths: RunPaths) -> None:
+def test_what_the_head_sent_before_closing_arrives(paths: RunPaths) -> None:
+    farewells = [m.Leave("x" * 20_000, False) for _ in range(200)] + [m.Leave("the end", True)]
     with working(paths) as worker:
         with serving(paths) as server:
             hear(server, m.Hello)
-            server.send(b"w", m.Leave("the end", True))
-        wait_until(lambda: worker.told == [m.Leave("the end", True)])
+            for farewell in farewells:
+                server.send(b"w", farewell)
+        wait_until(lambda: len(worker.told) == len(farewells))
+        assert worker.told == farewells
 
 
 def test_closing_takes_no_longer_than_the_farewell_whoever_is_gone(paths: RunPaths) -> None:

@@ -268,20 +268,23 @@ def test_a_damaged_journal_leaves_the_tables_readable(root: Path) -> None:
 
 def test_a_writer_builds_the_file_again_when_somebody_deleted_or_replaced_it(root: Path) -> None:
     records = list(read_journal(root))
-    expected = from_journal(root)
     size = RunPaths(root).segment(1).stat().st_size
     writer = Hdf5Writer(RunPaths(root))
-    third = len(records) // 3
-    for part, harm in (
-        (records[:third], lambda: (root / "run.h5").unlink()),
-        (records[third : 2 * third], lambda: rebuild(root)),
-        (records[2 * third :], lambda: None),
-    ):
-        for record in part:
+
+    def replace() -> None:
+        write_eval_journal(RunPaths(root), "later", later_eval(1, 0.5))
+        rebuild(root)  # has rows that the writer knows nothing of
+
+    def damage() -> None:
+        (root / "run.h5").write_bytes((root / "run.h5").read_bytes()[:3000])
+
+    quarter = len(records) // 4
+    for part, harm in enumerate(((root / "run.h5").unlink, damage, replace, lambda: None)):
+        for record in records[part * quarter : (part + 1) * quarter if part < 3 else None]:
             writer.add(record)
         writer.flush(size)
         harm()
-    assert_same(tables(hpc_es.store.read(root)), expected)
+    assert_same(tables(hpc_es.store.read(root)), from_journal(root))
 
 
 def test_an_older_head_leaves_the_file_of_a_newer_one_alone(root: Path) -> None:

@@ -77,6 +77,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(local, "_RESTART_DELAY_S", 0.1)
     monkeypatch.setattr(local, "_POLL_S", 0.02)
     monkeypatch.setattr(local, "_STATUS_EVERY_S", 3600.0)
+    monkeypatch.setattr(local, "_GOING_HOME_S", 0.2)
     stage = Stage(tmp_path)
     yield stage
     assert [pid for pid in stage.all_pids() if is_alive(pid)] == []
@@ -142,6 +143,13 @@ def signal_when(stage: Stage, name: str, number: signal.Signals) -> Iterator[Non
     thread.start()
     yield
     thread.join()
+
+
+def test_a_head_that_finishes_although_it_was_asked_to_stop_has_finished(stage: Stage) -> None:
+    head = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); (root / 'ready').touch(); time.sleep(600)"
+    stage.script(head=[head], local_0=[WAITS])
+    with signal_when(stage, "ready", signal.SIGTERM):
+        assert stage.run().finished
 
 
 def test_what_ignores_the_request_is_killed_after_the_timeout(stage: Stage) -> None:

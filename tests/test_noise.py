@@ -126,6 +126,14 @@ def test_the_update_replays_the_noise_that_was_evaluated() -> None:
     assert np.allclose(theta, direction, rtol=1e-6, atol=1e-9)
 
 
+def test_two_members_with_one_seed_both_count() -> None:
+    twice, doubled = np.zeros(100, np.float32), np.zeros(100, np.float32)
+    reference.update(twice, 9, [Update([5, 5], [0.25, 0.25])])
+    reference.update(doubled, 9, [Update([5], [0.5])])
+    assert np.array_equal(twice, doubled)
+    assert twice.any()
+
+
 # --- subspaces, casts, digest -------------------------------------------------------------------------------------
 
 

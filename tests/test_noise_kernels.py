@@ -56,6 +56,7 @@ def test_noise_equals_the_reference(size: int, start: int, seed: int, ident: int
     assert np.array_equal(cpu.noise(seed, ident, start, size), reference.noise(seed, ident, start, size))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered in add")  # numpy, of a signalling NaN
 @settings(deadline=None, max_examples=150)
 @given(size=SIZES, start=STARTS, ident=U64, noisy=st.none() | perturbations(), dtype=DTYPES)
 def test_perturb_equals_the_reference(

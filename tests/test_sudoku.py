@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -158,6 +159,42 @@ def test_in_digit_mode_the_prompt_names_the_next_empty_cell_row_by_row() -> None
         result = env.step(str(digit))
         observation = result.observation
     assert result.success
+
+
+def test_a_short_prompt_that_names_the_cell_shows_what_its_row_column_and_box_hold() -> None:
+    env = Sudoku(size=4, blanks=3, num_tasks=1, action="digit", prompt="short")
+    text = env.reset(0).messages[0].content
+    row, column, box = re.fullmatch(r"row (\d+) column (\d+) box (\d+) missing ", text).groups()  # type: ignore[union-attr]
+    r, c, digit = blanks_and_digits(env, 0)[0]
+    grid = env._puzzles[0].givens
+    assert row == "".join(str(d) for d in grid[4 * r : 4 * r + 4] if d)
+    assert column == "".join(str(d) for d in grid[c::4] if d)
+    corner = r // 2 * 8 + c // 2 * 2
+    assert box == "".join(str(grid[corner + offset]) for offset in (0, 1, 4, 5) if grid[corner + offset])
+    assert str(digit) not in row + column + box
+
+
+@pytest.mark.parametrize("action", ["move", "digit"])
+def test_examples_lead_every_short_prompt_and_are_right(action: str) -> None:
+    env = Sudoku(size=4, blanks=2, num_tasks=3, action=action, prompt="short", examples=3)  # type: ignore[arg-type]
+    prompts = [env.reset(task).messages[0].content for task in range(3)]
+    *examples, question = prompts[0].split("\n\n")
+    assert len(examples) == 3
+    assert all(prompt.startswith("\n\n".join(examples)) for prompt in prompts)
+    assert question
+    assert question not in examples
+    refused = env.step("?").observation
+    assert refused
+    assert refused.messages[0].content.startswith("\n\n".join(examples) + "\n\nRefused: not understood")
+    if action == "digit":
+        for example in examples:
+            *held, digit = re.findall(r"\d+", example)
+            assert digit not in "".join(held)
+
+
+def test_a_full_prompt_takes_no_examples() -> None:
+    with pytest.raises(ConfigError, match="examples=2: only a short prompt"):
+        make("sudoku", examples=2)
 
 
 @pytest.mark.parametrize(

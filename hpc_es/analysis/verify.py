@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_es.config.schema import Config
+from hpc_es.config.schema import Config, Schedule
 from hpc_es.errors import VerifyError
 from hpc_es.es import population, schedules, shaping
 from hpc_es.es.records import Assignment, Commit, EvalId, Result, UpdateMember
+from hpc_es.es.staleness import lag
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
@@ -181,8 +182,8 @@ def _check_members(history: History, commit: Commit, counted: dict[EvalId, int])
         if member.eval_id in counted:
             problems.append(f"{where}: already counted in update {counted[member.eval_id]}")
         counted[member.eval_id] = commit.version
-        if member.eval_id.version >= commit.version:
-            problems.append(f"{where}: dispatched at a version that did not exist yet")
+        if (behind := lag(member.eval_id.version, commit.version)) != 0:
+            problems.append(f"{where}: its lag is {behind}, staleness.mode=sync allows 0")
         if member.eval_id in history.void:
             problems.append(f"{where}: void")
         result = history.results.get(member.eval_id)
@@ -195,36 +196,29 @@ def _check_members(history: History, commit: Commit, counted: dict[EvalId, int])
 
 
 def _check_noise(history: History, commit: Commit, member: UpdateMember) -> list[str]:
-    """The update replays the noise that was evaluated, and that noise follows from the run seed."""
+    """The update replays the noise that was evaluated, and that noise follows from run seed and configuration."""
     assignment = history.planned.get(member.eval_id)
     if assignment is None or assignment.member is None:
         return ["never planned as a member"]
     planned, config = assignment.member, history.config
     problems = []
-    if (member.seed, member.sign, member.sigma, member.subspace) != (
-        planned.seed,
-        planned.sign,
-        planned.sigma,
-        planned.subspace,
-    ):
+    replayed = (member.seed, member.sign, member.sigma, member.subspace, commit.num_subspaces, commit.partition_seed)
+    measured = (planned.seed, planned.sign, planned.sigma, planned.subspace)
+    if replayed != (*measured, planned.num_subspaces, planned.partition_seed):
         problems.append("its noise is not that which was evaluated")
-    if (commit.num_subspaces, commit.partition_seed) != (planned.num_subspaces, planned.partition_seed):
-        problems.append("its subspaces are not those which were evaluated")
-    derived = population.member(config.run.seed, member.eval_id, sigma=planned.sigma, mirrored=config.es.mirrored)
-    if (derived.seed, derived.sign) != (planned.seed, planned.sign):
-        problems.append("its seed does not follow from the run seed")
+    sigma = _scheduled(config.es.sigma, assignment.update, config)
+    derived = population.member(config.run.seed, member.eval_id, sigma=sigma, mirrored=config.es.mirrored)
+    if measured[:3] != (derived.seed, derived.sign, derived.sigma):
+        problems.append("its noise does not follow from the run seed and the schedule of sigma")
     return problems
 
 
 def _check_scalars(config: Config, commit: Commit) -> list[str]:
     """alpha, utilities and coefficients, from the recorded fitness and the configuration."""
-    schedule, where = config.es.alpha, f"update {commit.version}"
-    alpha = schedules.value(
-        schedule.kind, schedule.start, schedule.end, update=commit.version, num_updates=config.run.num_updates
-    )
+    where, alpha = f"update {commit.version}", _scheduled(config.es.alpha, commit.version, config)
     problems = [] if commit.alpha == alpha else [f"{where}: alpha is {commit.alpha}, the schedule says {alpha}"]
-    if not commit.members:
-        return [*problems, f"{where}: no members"]
+    if len(commit.members) != config.es.population:
+        return [*problems, f"{where}: {len(commit.members)} members, es.population is {config.es.population}"]
     utilities = shaping.utilities(config.es.shaping, [member.fitness for member in commit.members])
     coefficients = shaping.coefficients(commit.alpha, utilities, [member.sign for member in commit.members])
     for member, utility, coefficient in zip(commit.members, utilities, coefficients, strict=True):
@@ -263,6 +257,12 @@ def _check_results(history: History, digests: dict[int, int]) -> list[str]:
         and (digest := digests.get(result.eval_id.version)) is not None
         and digest != result.digest
     ]
+
+
+def _scheduled(schedule: Schedule, update: int, config: Config) -> float:
+    return schedules.value(
+        schedule.kind, schedule.start, schedule.end, update=update, num_updates=config.run.num_updates
+    )
 
 
 def _wrong_base(found: int, recorded: int) -> str:

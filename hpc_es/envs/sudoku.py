@@ -9,6 +9,8 @@ Invariant: givens and filled cells never change within an episode.
 """
 
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from math import isqrt
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,6 +23,9 @@ from hpc_es.envs.sudoku_puzzles import MAX_BLANKS, Puzzle, Split
 from hpc_es.errors import ConfigError, EnvError
 
 TURNS_PER_BLANK = 3
+DEFAULT_BLANKS = {4: 3, 9: 5}
+"""By size."""
+EXAMPLES_SEED = 1055
 
 
 class Sudoku(Env):
@@ -36,6 +41,7 @@ class Sudoku(Env):
         path: Path | None = None,
         action: Literal["move", "digit"] = "move",
         prompt: Literal["full", "short"] = "full",
+        examples: Annotated[int, Field(ge=0, le=16)] = 0,
         partial_credit: bool = False,
     ) -> None:
         """Puzzles come from the generator, or from `path`.
@@ -45,11 +51,16 @@ class Sudoku(Env):
         path: JSON lines with `puzzle` and `solution`; `{split}` in it stands for the split.
         action: `move` is `set <row> <col> <value>`; in `digit` the prompt names the next empty cell, row by row,
             and the answer is its digit, one of `choices`: one token, for small models.
-        prompt: `short` says the same in a few tokens, for small models.
+        prompt: `short` is for small models: the board and the empty cells without the rules, or, where the prompt
+            names the cell (`digit`), what its row, its column and its box already hold.
+        examples: solved ones (other puzzles, the same in every prompt) ahead of a short prompt.
         partial_credit: reward is the share of blanks that are filled correctly, instead of 1 or 0.
         """
         self._action = action
         self._prompt = prompt
+        if examples and prompt == "full":
+            raise ConfigError(f"option examples={examples}: only a short prompt has examples; set prompt: short")
+        self._examples = _examples(size, examples, action)
         self._partial_credit = partial_credit
         if path is None:
             self._puzzles = _generated(size, blanks, split, seed, num_tasks or 256)
@@ -116,14 +127,17 @@ class Sudoku(Env):
         return sum(self._grid[cell] == self._puzzle.solution[cell] for cell in blanks) / len(blanks)
 
     def _observe(self) -> Observation:
-        write = _full_prompt if self._prompt == "full" else _short_prompt
-        text = write(self._grid, self._puzzle.size, self._action, self._feedback)
+        if self._prompt == "full":
+            text = _full_prompt(self._grid, self._puzzle.size, self._action, self._feedback)
+        else:
+            refused = f"{self._feedback}\n" if self._feedback.startswith("Refused") else ""
+            text = f"{self._examples}{refused}{_short_prompt(self._grid, self._puzzle.size, self._action)}"
         choices = tuple(str(d) for d in range(1, self._puzzle.size + 1)) if self._action == "digit" else None
         return Observation((Message("user", text),), choices)
 
 
 def _generated(size: int, blanks: int | None, split: Split, seed: int, count: int) -> tuple[Puzzle, ...]:
-    blanks = blanks if blanks is not None else {4: 3, 9: 5}[size]
+    blanks = blanks if blanks is not None else DEFAULT_BLANKS[size]
     if blanks > MAX_BLANKS[size]:
         raise ConfigError(f"option blanks={blanks}: generated {size}x{size} puzzles have at most {MAX_BLANKS[size]}")
     return puzzles.generate(size, blanks, split, seed, count)
@@ -178,7 +192,7 @@ def _row_column(cell: int, size: int) -> tuple[int, int]:
     return cell // size + 1, cell % size + 1
 
 
-def _full_prompt(grid: list[int], size: int, action: str, feedback: str) -> str:
+def _full_prompt(grid: Sequence[int], size: int, action: str, feedback: str) -> str:
     side = isqrt(size)
     rows = "\n".join(
         f"row {r + 1}: " + " ".join(str(d or ".") for d in grid[r * size : (r + 1) * size]) for r in range(size)
@@ -203,12 +217,24 @@ def _full_prompt(grid: list[int], size: int, action: str, feedback: str) -> str:
     )
 
 
-def _short_prompt(grid: list[int], size: int, action: str, feedback: str) -> str:
+def _short_prompt(grid: Sequence[int], size: int, action: str) -> str:
+    cell = grid.index(0)
+    if action == "digit":
+        held = ("".join(str(grid[c]) for c in unit if grid[c]) for unit in puzzles.units(size) if cell in unit)
+        return "row {} column {} box {} missing ".format(*held)
     rows = "\n".join("".join(str(d or ".") for d in grid[r * size : (r + 1) * size]) for r in range(size))
-    refused = f"\n{feedback}" if feedback.startswith("Refused") else ""
-    if action == "move":
-        empty = (_row_column(cell, size) for cell, digit in enumerate(grid) if not digit)
-        cells = " ".join(f"({r},{c})" for r, c in empty)
-        return f"Sudoku. Fill one empty cell. Answer: set row col value\n{rows}\nEmpty: {cells}{refused}"
-    row, column = _row_column(grid.index(0), size)
-    return f"Sudoku\n{rows}{refused}\nrow {row} column {column}: "
+    empty = (_row_column(c, size) for c, digit in enumerate(grid) if not digit)
+    return f"Sudoku\n{rows}\nempty {' '.join(f'({r},{c})' for r, c in empty)}\nmove "
+
+
+@lru_cache
+def _examples(size: int, count: int, action: str) -> str:
+    """Puzzles of the training split with the first empty cell filled in."""
+    text = ""
+    for puzzle in puzzles.generate(size, DEFAULT_BLANKS[size], "train", EXAMPLES_SEED, count):
+        cell = puzzle.blanks[0]
+        row, column = _row_column(cell, size)
+        digit = puzzle.solution[cell]
+        answer = f"{digit}" if action == "digit" else f"set {row} {column} {digit}"
+        text += f"{_short_prompt(puzzle.givens, size, action)}{answer}\n\n"
+    return text

@@ -33,6 +33,7 @@ _POLL_S = 0.2
 _STATUS_EVERY_S = 1.0
 _STATUS_TIMEOUT_S = 0.5
 _RESTART_DELAY_S = 1.0
+_GOING_HOME_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -122,19 +123,22 @@ class _Supervisor:
         next_status = 0.0
         for role in (self.head, *self.workers):
             self._start(role)
-        while not self.stop.signal:
-            if (code := self.head.poll()) in (EXIT_FINISHED, EXIT_STOPPED):
-                self._wind_down(time.monotonic() + self.config.launch.stop_timeout, tolerated=0)
-                finished = code == EXIT_FINISHED
-                return Outcome(self.paths, finished, "finished" if finished else "the head was asked to stop")
+        while not self.stop.signal and self.head.poll() not in (EXIT_FINISHED, EXIT_STOPPED):
             for role in (self.head, *self.workers):
                 self._consider(role)
             if time.monotonic() >= next_status:
                 next_status = time.monotonic() + _STATUS_EVERY_S
                 self._ask_status()
             time.sleep(_POLL_S)
-        self._stop_in_order()
-        return Outcome(self.paths, False, f"stopped by {self.stop.signal}")
+        if self.head.running:
+            self._stop_in_order()
+        else:
+            self._wind_down(time.monotonic() + self.config.launch.stop_timeout, self.stop.count)
+        if self.head.poll() == EXIT_FINISHED:
+            return Outcome(self.paths, True, "finished")
+        return Outcome(
+            self.paths, False, f"stopped by {self.stop.signal}" if self.stop.signal else "the head was stopped"
+        )
 
     def _start(self, role: _Role) -> None:
         command = [*ROLE_COMMAND, *role.arguments, "--parent", str(os.getpid())]
@@ -181,8 +185,11 @@ class _Supervisor:
         self._wind_down(deadline, tolerated)
 
     def _wind_down(self, deadline: float, tolerated: int) -> None:
-        """Wait for the workers, who are going home; then ask them. What is left at the deadline is killed later."""
-        self._wait_for(self.workers, (time.monotonic() + deadline) / 2, tolerated)
+        """Wait for the workers, whom the head sent home unless they had not joined yet; then ask them.
+
+        What is left at the deadline is killed when the family is left.
+        """
+        self._wait_for(self.workers, min(time.monotonic() + _GOING_HOME_S, deadline), tolerated)
         for role in self.workers:
             role.terminate()
         self._wait_for(self.workers, deadline, tolerated)

@@ -5,11 +5,13 @@ run computes, once the run has begun; a mistake in the configuration is found he
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from hpc_es.config import Config, compare, load, save
 from hpc_es.errors import ConfigError, LaunchError, ModelError
@@ -86,19 +88,27 @@ def launcher_lock(paths: RunPaths) -> Iterator[None]:
     """
     try:
         paths.root.mkdir(parents=True, exist_ok=True)
-        file = open(paths.launcher_lock, "a+")  # noqa: SIM115 - the lock lives as long as the file is open
-    except OSError as error:
-        raise LaunchError(f"the run folder {paths.root} cannot be written: {error}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise LaunchError(
-                f"{paths.root} is being run by process {file.read().strip() or '?'}: watch it with "
-                f"`hpc-es status {paths.root}`, or stop that process first"
-            ) from None
+        file = open(paths.launcher_lock, "a+")  # noqa: SIM115 - the lock lasts as long as the file is open
+        _lock(file)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
+    except BlockingIOError:
+        other = paths.launcher_lock.read_text().strip()
+        raise LaunchError(
+            f"{paths.root} is being run by process {other or '?'}: watch it with `hpc-es status {paths.root}`, or stop "
+            f"that process first"
+        ) from None
+    except OSError as error:
+        raise LaunchError(f"the run folder {paths.root} cannot be written: {error}") from None
+    with file:
         yield
+
+
+def _lock(file: IO[str]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # Some cluster file systems have no locks. Two heads exclude each other by the journal all the same.
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+            raise

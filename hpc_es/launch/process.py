@@ -76,8 +76,8 @@ class Child:
     """One process that leads its own session and appends to its own log."""
 
     def __init__(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> None:
-        with open(log, "ab") as output:
-            try:
+        try:
+            with open(log, "ab") as output:
                 self._popen = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -86,8 +86,8 @@ class Child:
                     env={**os.environ, **environment},
                     start_new_session=True,
                 )
-            except OSError as error:
-                raise LaunchError(f"{command[0]} cannot be started: {error}") from error
+        except OSError as error:
+            raise LaunchError(f"{command[0]} cannot be started with its log in {log}: {error}") from error
         self.pid = self._popen.pid
 
     def poll(self) -> int | None:

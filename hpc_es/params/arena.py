@@ -6,7 +6,9 @@ changed only by consecutive commits or by loading, never by subtraction.
 """
 
 import math
+import os
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -109,10 +111,13 @@ class Arena:
         memory that other processes can attach to and that vanishes with the last of them, however they die.
         Errors: ModelError.
         """
-        slots, memory_path = lay_out(path, include, exclude), None
+        slots = lay_out(path, include, exclude)
         if shared:
-            buffer, memory_path = share_memory(4 * num_elements(slots))
-        arena = cls(slots, buffer, memory_path)
+            memory, descriptor = share_memory(4 * num_elements(slots))
+            arena = cls(slots, memory, Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+            weakref.finalize(arena, os.close, descriptor)
+        else:
+            arena = cls(slots, buffer, None)
         arena._fill([slot.stored for slot in slots])
         arena.version, arena.base_digest = 0, arena.digest()
         return arena
@@ -195,7 +200,8 @@ class Arena:
 
     def perturb_into(self, outs: Mapping[str, Array], member: Member | None) -> None:
         """As `perturbed`, for many tensors at once: fill contiguous arrays of float32, float16 or bfloat16 bits."""
-        flat, noisy = {name: _flat_view(name, out) for name, out in outs.items()}, _perturbation(member)
+        flat = {name: _flat_view(self._slot(name), out) for name, out in outs.items()}
+        noisy = _perturbation(member)
 
         def perturb(piece: Piece) -> None:
             out = flat[piece.slot.stored.name][piece.start : piece.start + piece.theta.size]
@@ -312,9 +318,12 @@ class Arena:
         return UpdateReport(tuple(digests), tuple(squares), time.monotonic() - begin)
 
 
-def _flat_view(name: str, out: Array) -> Array:
-    if not out.flags.c_contiguous or out.dtype not in CAST.values():
-        raise ModelError(f"{name}: perturbed values go to a contiguous array of {[str(d) for d in CAST.values()]}")
+def _flat_view(slot: Slot, out: Array) -> Array:
+    if not out.flags.c_contiguous or out.dtype not in CAST.values() or out.size != slot.stored.size:
+        raise ModelError(
+            f"{slot.stored.name} is perturbed into a contiguous array of float32, float16 or bfloat16 bits (uint16) "
+            f"with {slot.stored.size} elements; this one is {out.dtype} with {out.size}"
+        )
     return out.reshape(-1)
 
 

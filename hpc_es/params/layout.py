@@ -77,11 +77,14 @@ def check_memory(path: str | Path, num_arenas: int = 1, limit: int | None = None
         )
 
 
-def share_memory(size: int) -> tuple[mmap.mmap, Path]:
-    """Memory without a name in any file system, and the path by which other processes of this user can open it."""
+def share_memory(size: int) -> tuple[mmap.mmap, int]:
+    """Memory without a name in any file system, and its file descriptor.
+
+    While this process keeps the descriptor open, others of the same user can open the memory as /proc/PID/fd/N.
+    """
     descriptor = os.memfd_create("hpc-es-arena")
     os.ftruncate(descriptor, max(size, 1))
-    return mmap.mmap(descriptor, 0), Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    return mmap.mmap(descriptor, 0), descriptor
 
 
 def attach_memory(path: Path) -> mmap.mmap:

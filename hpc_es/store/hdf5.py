@@ -140,10 +140,12 @@ class Hdf5Writer:
         """False when the file is not the one that this writer left."""
         if not projection.num_cells and journal_bytes == self._journal_bytes:
             return True
+        begun = False
         try:
             with self._open(self._paths.hdf5) as (file, commit):
                 if not self._is_ours(file):
                     return False
+                begun = True
                 _mark(file, projection, journal_bytes, complete=0)
                 commit()
                 self._apply(file, projection.take())
@@ -151,9 +153,11 @@ class Hdf5Writer:
                 _mark(file, projection, journal_bytes, complete=1)
                 commit()
             self._journal_bytes = journal_bytes
-        except FileNotFoundError:
-            return False
+        except BlockingIOError as error:  # somebody holds the lock
+            raise self._fail(error) from error
         except _FAILURES as error:
+            if not begun:
+                return False
             self._paths.hdf5.unlink(missing_ok=True)  # of no use any more; on a full disk the journal needs the room
             raise self._fail(error) from error
         return True

@@ -24,12 +24,15 @@ class BufferedPages(io.RawIOBase):
             except OSError:
                 os.close(self._file)
                 raise
-        self._size = self._size_on_disk = os.fstat(self._file).st_size
+        self._size = os.fstat(self._file).st_size
+        self._size_on_disk = self._size
+        """How much of what is on disk still counts."""
         self._position = 0
         self._dirty: dict[int, bytearray] = {}
 
     def commit(self) -> None:
         """Hand everything over to the operating system. Errors: OSError; the file is then partly written."""
+        os.ftruncate(self._file, self._size_on_disk)  # what was cut off must not come back when the file grows again
         for number, page in sorted(self._dirty.items()):
             start = number * _PAGE
             view = memoryview(page)[: max(self._size - start, 0)]

@@ -139,7 +139,7 @@ class HeadServer:
     def _understand(self, frames: list[bytes]) -> Envelope | None:
         try:
             envelope = decode(b"".join(frames))
-        except (TransportError, RecursionError) as error:
+        except TransportError as error:
             self.num_undecodable += 1
             log.warning("a message was dropped: %s", error)
             return None

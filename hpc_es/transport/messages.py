@@ -253,7 +253,7 @@ def decode(data: bytes) -> Envelope:
     """Errors: TransportError when the bytes are no message of this protocol."""
     try:
         return _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:  # the latter from arrays nested without end
         raise TransportError(f"a control message of {len(data)} bytes cannot be read: {error}") from error
 
 

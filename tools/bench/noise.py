@@ -35,6 +35,7 @@ from hpc_es.params.weights import Spec, write
 SIGMA, ALPHA = 1e-3, 5e-4
 GOAL = {"perturb": 8, "update": 15}
 EXTRA_MEMORY_MIB = 256
+WIDTHS = (10, 10, 8, 6, 11, 13, 13)
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,8 @@ def main() -> None:
         f"{options.model or 'random weights'}: {len(arena.names)} tensors, {arena.num_parameters:,} parameters; "
         f"{options.threads} threads; torch {torch.__version__}\n"
     )
-    print(
-        f"{'':22}{'usual':>10}{'fused':>10}{'ratio':>8}{'goal':>6}{'CPU ratio':>11}{'cores usual':>13}{'cores fused':>13}"
-    )
+    titles = ("usual", "fused", "ratio", "goal", "CPU ratio", "cores usual", "cores fused")
+    print(" " * 22 + "".join(f"{title:>{width}}" for title, width in zip(titles, WIDTHS, strict=True)))
     extra = 0.0
     for dtype in options.dtypes:
         model = {name: torch.from_numpy(arena.tensor(name)).to(getattr(torch, dtype)) for name in arena.names}

@@ -1,0 +1,130 @@
+"""The command line without a run: exit codes, streams, and messages instead of tracebacks."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from hpc_es import __version__
+from hpc_es.cli import app
+from hpc_es.cli.output import console, progress, status_line, status_table
+from hpc_es.transport.messages import Status, WorkerStatus
+
+CONFIG = """\
+run: {name: test, num_updates: 5}
+model: {path: no/such/model}
+task: {env: sudoku, options: {size: 4}}
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = Path("config.yaml")
+    path.write_text(CONFIG)
+    return path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_version_is_printed() -> None:
+    result = invoke("--version")
+    assert (result.exit_code, result.stdout) == (0, f"hpc-es {__version__}\n")
+
+
+def test_python_m_hpc_es_is_the_same_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "hpc_es", "--help"], capture_output=True, text=True, check=True)
+    assert all(f"\n  {command} " in done.stdout for command in ("run", "status", "verify", "replay", "eval", "config"))
+    assert "\n  worker " not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["run", "none.yaml"], "none.yaml: no such config file"),
+        (["run", "config.yaml", "es.populaton=3"], "es.populaton: unknown key (override); did you mean es.population?"),
+        (["run", "config.yaml", "es.population=1"], "es.population=1 (override) must be above 1"),
+        (["run", "config.yaml"], "model.path=no/such/model: no such folder"),
+        (["config", "show", "config.yaml", "nonsense"], "must have the form section.key=value"),
+        (["status", "nowhere"], "nowhere is no run folder"),
+        (["verify", "."], ". is no run folder"),
+        (["eval", "nowhere"], "nowhere is no run folder"),
+        (["replay", "nowhere", "--out", "x"], "nowhere is no run folder"),
+        (["model", "get", "smollm2-135"], "smollm2-135m"),
+    ],
+)
+def test_a_mistake_is_one_message_on_stderr_and_exit_code_2(
+    config_file: Path, arguments: list[str], complaint: str
+) -> None:
+    if arguments[0] == "verify":
+        config_file.rename("other.yaml")  # the folder would pass for a run folder
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert complaint in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["rnu"], ["run"], ["replay", "x"], ["status", "x", "--jsn"]])
+def test_wrong_usage_has_exit_code_2(arguments: list[str]) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert "Usage: " in result.stderr
+
+
+def test_a_worker_without_its_launcher_ends_at_once(config_file: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hpc_es", "worker", ".", "--parent", "1"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "the launcher (process 1) has ended" in done.stderr
+
+
+def test_config_show_prints_overrides_that_give_the_same_config(config_file: Path) -> None:
+    result = invoke("config", "show", "config.yaml", "es.sigma=2e-3", "task.options.note=no")
+    assert result.exit_code == 0
+    lines = [line.partition("  #") for line in result.stdout.splitlines()]
+    shown = {text.strip(): origin.strip() for text, _, origin in lines}
+    assert shown["es.sigma.start=0.002"] == "override"
+    assert shown["task.options.size=4"] == "config.yaml:3"
+    assert shown["run.seed=0"] == "default"
+    again = invoke("config", "show", "config.yaml", *shown)
+    assert {line.partition("  #")[0].strip() for line in again.stdout.splitlines()} == set(shown)
+
+
+# --- progress -----------------------------------------------------------------------------------------------------
+
+
+def a_status(version: int = 3, num_workers: int = 1, fitness: float | None = 0.25) -> Status:
+    worker = WorkerStatus("local-0.ab", "local-0", "here", "busy", version, 0.9, 0.8, 7, "3.1")
+    return Status(
+        run_id="test", generation=1, state="running", version=version, num_updates=10, fitness=fitness,
+        eval_fitness=0.5, eval_version=0, cohort_done=2, cohort_size=6, seconds_elapsed=61.0, seconds_left=3725.4,
+        tokens_per_second=152.3, workers=(worker,) * num_workers, events=("a worker joined",),
+    )  # fmt: skip
+
+
+def test_a_status_fits_in_a_line_and_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status_line(a_status()) == (
+        "version 3 of 10, running, fitness 0.2500, held out 0.5000 (version 0), 1 worker, 152 tokens/s, 1:02:05 left"
+    )
+    console().print(status_table(a_status()))
+    shown = capsys.readouterr().out
+    for text in ("cohort 2 of 6", "local-0", "90%", "80%", "a worker joined", "0:01:01 since start"):
+        assert text in shown
+
+
+def test_without_a_terminal_each_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(console()) as shown:
+        for status in (a_status(3), a_status(3), a_status(3, fitness=0.3), a_status(4), a_status(4, num_workers=2)):
+            shown.status(status)
+        shown.event("worker-local-0 was killed")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" ", 1)[1].split(",")[0] for line in lines] == [
+        "version 3 of 10", "version 4 of 10", "version 4 of 10", "worker-local-0 was killed",
+    ]  # fmt: skip

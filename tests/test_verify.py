@@ -1,0 +1,258 @@
+"""verify believes nothing that it can compute again; replay gives back any version, bit for bit."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small_checkpoint
+from msgspec.structs import replace
+
+from hpc_es.analysis.verify import check, collect, replay, verify
+from hpc_es.config.schema import Config
+from hpc_es.errors import ModelError, VerifyError
+from hpc_es.es.records import Commit, EvalId, Result, UpdateMember
+from hpc_es.head import planning
+from hpc_es.params import Arena, checkpoint
+from hpc_es.paths import RunPaths
+from hpc_es.store import records as journal
+from hpc_es.store.journal import JournalWriter
+
+NUM_UPDATES = 5
+Records = list[journal.AnyRecord]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    model = small_checkpoint.make(tmp_path / "model")
+    values = {
+        "run": {"name": "made-up", "num_updates": NUM_UPDATES, "seed": 7},
+        "model": {"path": str(model), "exclude": ["*norm*"]},
+        "task": {"env": "sudoku"},
+        "es": {
+            "population": 4,
+            "mirrored": True,
+            "sigma": {"kind": "linear", "start": 1e-2, "end": 1e-3},
+            "alpha": {"kind": "cosine", "start": 5e-2, "end": 0.0},
+        },
+    }
+    return Config.model_validate(values)
+
+
+def made_up_run(config: Config, arena: Arena) -> Records:
+    """What a head would journal: cohorts of one centre evaluation and four members, one of them void and replaced."""
+    start = journal.Started(0.0, 1, "r", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host")
+    records: Records = [start]
+    for version in range(NUM_UPDATES):
+        assignments = [planning.assign(config, EvalId(version, slot), version + 1, "train", (0,)) for slot in range(4)]
+        centre = planning.assign(config, EvalId(version, -1), 0, "eval", (0,))
+        records.append(journal.Planned(1.0, version, (*assignments, centre)))
+        records.append(journal.Voided(1.0, assignments[1].eval_id, "failed"))
+        assignments[1] = planning.replacement(config, assignments[1])
+        records.append(journal.Planned(1.0, version, (assignments[1],)))
+        digest, cohort = arena.digest(), []
+        for assignment in (*assignments, centre):
+            fitness = float(np.sin(100 * version + assignment.eval_id.slot)) if version != 2 else 0.25
+            result = Result(assignment.eval_id, fitness, (), digest, 0.0, 0.0, 0.0)
+            records.append(journal.Reported(1.0, "w0", result, 0.5, 0.9, 1))
+            if assignment.member is not None:
+                cohort.append((assignment.member, result))
+        commit = planning.make_commit(config, version + 1, cohort)
+        records.append(journal.Committed(1.0, commit))
+        report = arena.apply([commit])
+        records.append(journal.Digested(1.0, commit.version, report.digest, report.update_norm, 0.0))
+    return [*records, journal.Stopped(2.0, "done", True)]
+
+
+def base(config: Config) -> Arena:
+    return Arena.from_pretrained(config.model.path, config.model.include, config.model.exclude)
+
+
+def write(root: Path, records: Sequence[journal.AnyRecord]) -> None:
+    root.mkdir()
+    start = records[0]
+    assert isinstance(start, journal.Started)
+    writer = JournalWriter.create(RunPaths(root), lambda generation, sealed: start)
+    for record in records[1:]:
+        writer.append(record)
+    writer.sync()
+    writer.close()
+
+
+def test_an_honest_run_has_no_problems(config: Config) -> None:
+    lines: list[str] = []
+    report = check(collect(made_up_run(config, base(config))), base(config), say=lines.append)
+    assert report.ok, report.problems
+    assert [line.version for line in report.versions] == list(range(NUM_UPDATES + 1))
+    assert all(line.ok and line.digest == line.recorded for line in report.versions)
+    assert [line.null for line in report.versions] == [False, False, False, True, False, True]
+    assert report.versions[3].digest == report.versions[2].digest
+    assert report.versions[1].update_norm > 0
+    assert (report.num_counted, report.num_results) == (20, 25)
+    assert lines == ["rebuilt theta_5 of 5"]
+
+
+def test_a_run_that_stopped_between_commit_and_digest_has_no_problems(config: Config) -> None:
+    records = [r for r in made_up_run(config, base(config)) if not (isinstance(r, journal.Digested) and r.version == 5)]
+    report = check(collect(records), base(config))
+    assert report.ok, report.problems
+    assert report.versions[-1].recorded is None
+
+
+def of_commit(change: Callable[[Commit], Commit]) -> Callable[[Records], Records]:
+    """Change the commit of update 2 and nothing else."""
+
+    def apply(records: Records) -> Records:
+        return [
+            replace(r, commit=change(r.commit)) if isinstance(r, journal.Committed) and r.commit.version == 2 else r
+            for r in records
+        ]
+
+    return apply
+
+
+def of_member(change: Callable[[UpdateMember], UpdateMember], slot: int = 0) -> Callable[[Records], Records]:
+    def apply(commit: Commit) -> Commit:
+        members = list(commit.members)
+        members[slot] = change(members[slot])
+        return replace(commit, members=tuple(members))
+
+    return of_commit(apply)
+
+
+def of_results(change: Callable[[Result], Result]) -> Callable[[Records], Records]:
+    """Change the result of evaluation 1.0."""
+
+    def apply(records: Records) -> Records:
+        return [
+            replace(r, result=change(r.result))
+            if isinstance(r, journal.Reported) and r.result.eval_id == EvalId(1, 0)
+            else r
+            for r in records
+        ]
+
+    return apply
+
+
+def with_digest(records: Records) -> Records:
+    return [
+        replace(r, digest=r.digest ^ 1) if isinstance(r, journal.Digested) and r.version == 2 else r for r in records
+    ]
+
+
+def with_base(records: Records) -> Records:
+    return [replace(r, base_digest=5) if isinstance(r, journal.Started) else r for r in records]
+
+
+def without_plan(records: Records) -> Records:
+    return [r for r in records if not (isinstance(r, journal.Planned) and r.version == 1)]
+
+
+def without_update(records: Records) -> Records:
+    return [r for r in records if not (isinstance(r, journal.Committed) and r.commit.version == 2)]
+
+
+def reported_again(records: Records) -> Records:
+    return [*records, next(r for r in records if isinstance(r, journal.Reported))]
+
+
+def next_float(value: float) -> float:
+    return float(np.nextafter(np.float32(value), np.float32(1)))
+
+
+FORGERIES = {
+    "a digest": (with_digest, "the run recorded"),
+    "the base": (with_base, "the base model has digest"),
+    "a coefficient by one bit": (of_member(lambda m: replace(m, coefficient=next_float(m.coefficient))), "coefficient"),
+    "a utility": (of_member(lambda m: replace(m, utility=m.utility + 1e-9)), "utility"),
+    "a fitness": (of_member(lambda m: replace(m, fitness=m.fitness + 0.1)), "was reported"),
+    "a seed": (of_member(lambda m: replace(m, seed=m.seed + 1)), "not that which was evaluated"),
+    "a sign": (of_member(lambda m: replace(m, sign=-m.sign)), "not that which was evaluated"),
+    "a subspace": (of_commit(lambda c: replace(c, num_subspaces=2)), "not that which was evaluated"),
+    "alpha": (of_commit(lambda c: replace(c, alpha=c.alpha * 2)), "alpha"),
+    "null": (of_commit(lambda c: replace(c, null=True)), "null, although"),
+    "the order": (of_commit(lambda c: replace(c, members=c.members[::-1])), "not sorted"),
+    "the size": (of_commit(lambda c: replace(c, members=c.members[:3])), "3 members"),
+    "a member twice": (of_commit(lambda c: replace(c, members=(c.members[0], *c.members[:3]))), "already counted"),
+    "an old member": (of_member(lambda m: replace(m, eval_id=EvalId(0, 0))), "lag is 1"),
+    "a void member": (of_member(lambda m: replace(m, eval_id=EvalId(1, 1)), slot=1), "void"),
+    "a plan": (without_plan, "never planned"),
+    "an update": (without_update, "update 2 is missing"),
+    "a result twice": (reported_again, "reported twice"),
+    "a result's digest": (of_results(lambda r: replace(r, digest=r.digest + 1)), "saw digest"),
+    "a result's failure": (of_results(lambda r: replace(r, error="worker")), "no result was reported"),
+}
+
+
+@pytest.mark.parametrize(("forge", "problem"), FORGERIES.values(), ids=FORGERIES)
+def test_a_forged_record_is_found(config: Config, forge: Callable[[Records], Records], problem: str) -> None:
+    report = check(collect(forge(made_up_run(config, base(config)))), base(config))
+    assert not report.ok
+    assert any(problem in text for text in report.problems), report.problems
+
+
+def test_a_member_that_the_run_seed_does_not_give_is_found(config: Config) -> None:
+    records = made_up_run(config, base(config))
+    other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 8})})
+    records[0] = replace(records[0], config_json=other.model_dump_json())
+    report = check(collect(records), base(config))
+    assert any("does not follow from the run seed" in text for text in report.problems)
+
+
+def test_an_empty_journal_is_refused() -> None:
+    with pytest.raises(VerifyError, match="empty"):
+        collect([])
+
+
+@pytest.mark.parametrize("per_pass", [1, 2, 32])
+def test_every_version_gets_its_digest_however_many_are_applied_at_once(
+    config: Config, per_pass: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_es.analysis.verify.COMMITS_PER_PASS", per_pass)
+    assert check(collect(made_up_run(config, base(config))), base(config)).ok
+
+
+def test_verify_and_replay_read_a_run_folder(config: Config, tmp_path: Path) -> None:
+    records = made_up_run(config, base(config))
+    write(tmp_path / "run", records)
+    assert verify(tmp_path / "run").ok
+    digests = {r.version: r.digest for r in records if isinstance(r, journal.Digested)}
+    for version in (1, 3, 5):
+        arena = replay(tmp_path / "run", version)
+        assert (arena.version, arena.digest()) == (version, digests[version])
+    assert replay(tmp_path / "run").version == NUM_UPDATES
+    assert replay(tmp_path / "run", 0).digest() == base(config).base_digest
+    with pytest.raises(VerifyError, match="it has 0 to 5"):
+        replay(tmp_path / "run", 6)
+
+
+def test_replay_starts_at_the_nearest_checkpoint(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records, arena = made_up_run(config, base(config)), base(config)
+    write(tmp_path / "run", records)
+    commits = [r.commit for r in records if isinstance(r, journal.Committed)]
+    arena.apply(commits[:2])
+    checkpoint.write(RunPaths(tmp_path / "run"), arena)
+    applied: list[int] = []
+    apply = Arena.apply
+
+    def watched(self: Arena, commits: Sequence[Commit]) -> object:
+        applied.extend(commit.version for commit in commits)
+        return apply(self, commits)
+
+    monkeypatch.setattr(Arena, "apply", watched)
+    replayed = replay(tmp_path / "run", 4)
+    assert applied == [3, 4]
+    arena.reload(None)
+    apply(arena, commits[:4])
+    assert replayed.digest() == arena.digest()
+
+
+def test_replay_refuses_another_base_model(config: Config, tmp_path: Path) -> None:
+    write(tmp_path / "run", made_up_run(config, base(config)))
+    other = small_checkpoint.make(tmp_path / "other", small_checkpoint.values(seed=1))
+    with pytest.raises(VerifyError, match="use the model it began with"):
+        replay(tmp_path / "run", 1, model=other)
+    with pytest.raises(ModelError):
+        replay(tmp_path / "run", 1, model=tmp_path / "nowhere")
