@@ -279,8 +279,8 @@ class SlurmConfig(Model):
         for role, job in (("head", self.head), ("worker", self.worker)):
             if job.time <= self.signal_lead:
                 raise ValueError(
-                    f"slurm.{role}.time={job.time:g} must be above slurm.signal_lead={self.signal_lead:g}, or the job is "
-                    f"told to end as soon as it starts"
+                    f"slurm.{role}.time={job.time:g} must be above slurm.signal_lead={self.signal_lead:g}, or the job "
+                    f"is told to end as soon as it starts"
                 )
         return self
 

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import time
 import uuid
 from collections.abc import Coroutine
@@ -26,6 +25,7 @@ from hpc_es.errors import ConfigError, EnvError, StoreError, TransportError
 from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.noise.reference import TABLE_CRC32
 from hpc_es.paths import RunPaths
+from hpc_es.place import Place
 from hpc_es.transport import messages
 from hpc_es.transport.collective import Backend, WorkerCollective, available_backend, sha256
 from hpc_es.transport.control import HeadClient
@@ -48,7 +48,7 @@ class Ended:
     finished: bool
 
 
-def run_worker(run_dir: Path, seat: str) -> int:
+def run_worker(run_dir: Path, seat: str, *, local: bool = False) -> int:
     """Be a worker of a run until it ends. Exit code 0: the run is done, 3: sent home or stopped before that.
 
     Errors: ConfigError when the head refuses this worker, TransportError when there is no head for too long,
@@ -56,13 +56,13 @@ def run_worker(run_dir: Path, seat: str) -> int:
     """
     paths = RunPaths(run_dir)
     config = load(paths.config).config
-    ended = asyncio.run(_work(paths, config, seat))
+    ended = asyncio.run(_work(paths, config, seat, local))
     log.info("worker ends: %s", ended.reason)
     return 0 if ended.finished else 3
 
 
-async def _work(paths: RunPaths, config: Config, seat: str) -> Ended:
-    threads = config.engine.threads or max(1, len(os.sched_getaffinity(0)) // config.launch.workers)
+async def _work(paths: RunPaths, config: Config, seat: str, local: bool) -> Ended:
+    threads = config.engine.threads or _share_of_cpus(config, local)
     engine = await start_engine(config.model, config.engine, threads=threads)
     try:
         worker = Worker(paths, config, seat, engine)
@@ -71,10 +71,18 @@ async def _work(paths: RunPaths, config: Config, seat: str) -> Ended:
         await engine.close()
 
 
+def _share_of_cpus(config: Config, local: bool) -> int:
+    """Threads for one engine. `local`: this machine's CPUs serve all workers of the run."""
+    usable = len(os.sched_getaffinity(0))
+    return max(1, usable // config.launch.workers if local else min(usable, Place.here().cpus or usable))
+
+
 class Worker:
     def __init__(self, paths: RunPaths, config: Config, seat: str, engine: Engine) -> None:
         self.paths, self.config, self.seat, self.engine = paths, config, seat, engine
-        self.name = f"{seat}.{uuid.uuid4().hex[:8]}"
+        self.place = Place.here()
+        attempt = f".{self.place.attempt}" if self.place.job else ""
+        self.name = f"{seat}{attempt}.{uuid.uuid4().hex[:8]}"
         self.player = Player(config, engine, lambda kind: envs.make_for(config, kind))
         self._commits: dict[int, Commit] = {}
         """Commits that the arena has not applied yet."""
@@ -148,6 +156,7 @@ class Worker:
     def _hello(self) -> messages.Hello:
         facts = {
             **self.engine.info.facts,
+            **self.place.facts,
             "hpc_es": __version__,
             "config": config_digest(self.config),
             "noise table": f"{TABLE_CRC32:08x}",
@@ -155,7 +164,7 @@ class Worker:
         return messages.Hello(
             worker=self.name,
             seat=self.seat,
-            host=socket.gethostname(),
+            host=self.place.node,
             pid=os.getpid(),
             base_digest=self.engine.info.base_digest,
             facts=facts,

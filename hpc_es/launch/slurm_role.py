@@ -1,0 +1,73 @@
+"""What head and workers do because they run inside a Slurm job: make themselves known, and keep a log per attempt.
+
+Invariant: a job that was queued by hand is known to the run as well as one that `hpc-es submit` queued, from its first
+moment on.
+"""
+
+import logging
+import os
+import sys
+
+from hpc_es.errors import HpcEsError, LaunchError, Superseded
+from hpc_es.launch import prepare
+from hpc_es.launch.slurm import Role, record, recorded_jobs
+from hpc_es.launch.slurm_commands import Slurm
+from hpc_es.paths import RunPaths
+from hpc_es.place import Place
+
+log = logging.getLogger(__name__)
+
+
+def enter(paths: RunPaths, role: Role, place: Place) -> None:
+    """Record this job in the run folder, and from here on write to the log of this attempt.
+
+    A terminal stays connected, so that `srun --pty hpc-es worker RUN` can be watched.
+    """
+    assert place.job is not None, "only called inside a job"
+    record(paths, place.job, role)
+    if sys.stdout.isatty():
+        return
+    paths.logs.mkdir(exist_ok=True)
+    own_log = paths.log(f"{role}-{place.seat}.{place.attempt}")
+    # What is said before this, and by Slurm itself at the end, stays in the job's own output.
+    print(f"{role} {place.seat} on {place.node}, attempt {place.attempt}: {own_log}", flush=True)
+    with open(own_log, "ab") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+
+
+def be_head(paths: RunPaths) -> int:
+    """The head of a run whose workers are Slurm jobs: those still in the queue when it ends for good go with it."""
+    from hpc_es.head.loop import run_head
+
+    try:
+        code = run_head(paths.root, local=False)
+    except Superseded:
+        raise  # the workers are those of the newer head
+    except HpcEsError:
+        _cancel_waiting_workers(paths)
+        raise
+    if code in (0, 1):
+        _cancel_waiting_workers(paths)
+    return code
+
+
+def be_worker(paths: RunPaths, seat: str) -> int:
+    """A worker as a Slurm job. One that comes after the end has nothing to do, and ends well."""
+    if prepare.is_finished(paths):
+        log.info("%s is finished: nothing to do", paths.root)
+        return 0
+    from hpc_es.worker.loop import run_worker
+
+    return run_worker(paths.root, seat)
+
+
+def _cancel_waiting_workers(paths: RunPaths) -> None:
+    slurm = Slurm()
+    waiting = [job.job_id for job in recorded_jobs(paths, slurm) if job.role == "worker"]
+    if not waiting:
+        return
+    try:
+        slurm.cancel(waiting, "--state=PENDING")
+    except LaunchError as error:  # compute nodes may lack scancel; whoever starts later finds the run finished
+        log.warning("workers that wait in the queue stay there: %s", error)
