@@ -83,8 +83,9 @@ def status_table(status: Status) -> RenderableType:
 def jobs_table(jobs: "Sequence[tuple[Role, JobStatus]]") -> Table:
     """The run's Slurm jobs, one row for each element of an array."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for title in ("job", "role", "state", "node", "time left", "why"):
+    for title in ("job", "role", "state", "node", "time left"):
         table.add_column(title, no_wrap=True)
+    table.add_column("why")
     for role, job in jobs:
         left = duration(job.seconds_left) if job.seconds_left is not None else ""
         table.add_row(job.name, role, job.state, job.node, left, job.explanation)

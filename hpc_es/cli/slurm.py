@@ -55,7 +55,8 @@ def submit(
     if dry_run:
         paths = prepare.run_paths(settings)
         for role, text in slurm.scripts(settings, paths).items():
-            typer.echo(f"# {paths.slurm_script(role)}\n{text}")
+            typer.echo(f"==> {paths.slurm_script(role)} <==\n{text}")
+        typer.echo("The workers are queued with --dependency=after:HEAD, so that none waits for a head with a GPU.")
         return
     out = console(stderr=json)
     submission = slurm.submit(settings)
