@@ -245,9 +245,9 @@ class Head:
         self._hdf5_job = self._hdf5_pool.submit(self._write_hdf5, records, self.journal.size, final)
 
     def _write_hdf5(self, records: list[journal.AnyRecord], journal_bytes: int, final: bool) -> None:
-        for record in records:
-            self.hdf5.add(record)
         try:
+            for record in records:
+                self.hdf5.add(record)
             self.hdf5.flush(journal_bytes, last=final)
         except StoreError as error:
             log.warning("run.h5 was not written, and will be tried again: %s", error)
