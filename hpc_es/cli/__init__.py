@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hpc_es.analysis.tables import Summary
+    from hpc_es.config import Config
     from hpc_es.transport.messages import Status
 
 EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED = 1, 2, 3
@@ -94,6 +95,8 @@ def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> 
     from hpc_es.launch.local import run_local
 
     settings = load(_config_file(config), overrides or ()).config
+    if config.is_dir():
+        _check_place(config, settings)
     out = console(stderr=json)
     with progress(out) as shown:
         outcome = run_local(settings, on_status=shown.status, on_event=shown.event)
@@ -262,6 +265,16 @@ def _be_role(parent: int | None) -> None:
 
 def _config_file(path: Path) -> Path:
     return RunPaths(path).config if path.is_dir() else path
+
+
+def _check_place(root: Path, settings: "Config") -> None:
+    """Going on with a run folder must not begin another. Errors: ConfigError when the folder was moved."""
+    place = settings.run.dir / settings.run.name
+    if place.resolve() != root.resolve():
+        raise ConfigError(
+            f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, or "
+            f"add run.dir={root.parent}; the folder's own name cannot change"
+        )
 
 
 def _run_paths(root: Path) -> RunPaths:
