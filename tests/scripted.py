@@ -97,3 +97,23 @@ class Echo:
         await asyncio.sleep(0)
         self.in_flight -= 1
         return Completion("".join(map(chr, prompt)), len(prompt), 1, truncated=False)
+
+
+class Fickle(Env):
+    """One turn, for real models: whatever they answer, the reward is the answer's length, or a fault."""
+
+    num_tasks = 50
+
+    def __init__(self, split: str = "train", fault: str = "none") -> None:
+        self.fault = fault
+
+    def reset(self, task: int) -> Observation:
+        return Observation((Message("user", f"Say {task}."),))
+
+    def step(self, text: str) -> StepResult:
+        if self.fault == "raises":
+            raise ValueError("the tool server is unreachable")
+        if self.fault == "never returns":
+            time.sleep(3600)
+        reward = float("nan") if self.fault == "nan" else float(sum(text.encode()))
+        return StepResult(None, reward, True, False)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import small_checkpoint
 from small_disk import small_disk
+from tiny_llama import write_tiny_llama
 
 from hpc_es.errors import ModelError, StoreError
 from hpc_es.params import Arena, checkpoint
@@ -224,3 +225,16 @@ def test_an_export_never_overwrites(arena: Arena, model: Path) -> None:
     with pytest.raises(StoreError, match="exists already"):
         export(arena, model, model)
     assert sorted(path.name for path in model.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_transformers_loads_an_export_with_the_same_bits(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = write_tiny_llama(tmp_path / "tiny")
+    arena = Arena.from_pretrained(model)
+    advance(arena, 2)
+    export(arena, model, tmp_path / "out")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    tensors = loaded.state_dict()
+    assert all(np.array_equal(tensors[name].numpy(), arena.tensor(name)) for name in arena.names)
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "out")

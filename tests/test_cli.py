@@ -70,6 +70,18 @@ def test_a_mistake_is_one_message_on_stderr_and_exit_code_2(
     assert "Traceback" not in result.stderr
 
 
+def test_a_run_folder_that_was_moved_does_not_begin_another_run(config_file: Path) -> None:
+    moved = Path("elsewhere/test")
+    moved.mkdir(parents=True)
+    config_file.rename(moved / "config.yaml")
+    result = invoke("run", "elsewhere/test")
+    assert result.exit_code == 2
+    assert "says that it is runs/test" in result.stderr
+    assert "add run.dir=elsewhere" in result.stderr
+    assert "no such folder" in invoke("run", "elsewhere/test", "run.dir=elsewhere").stderr  # of the model: it goes on
+    assert not Path("runs").exists()
+
+
 @pytest.mark.parametrize("arguments", [["rnu"], ["run"], ["replay", "x"], ["status", "x", "--jsn"]])
 def test_wrong_usage_has_exit_code_2(arguments: list[str]) -> None:
     result = invoke(*arguments)

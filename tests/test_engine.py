@@ -20,9 +20,12 @@ from tiny_llama import write_tiny_llama
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
-from hpc_es.errors import ConfigError, EngineError, ModelError
+from hpc_es.errors import ConfigError, EngineError, HpcEsError, ModelError
 from hpc_es.es.records import Commit, EvalId, Member, UpdateMember
+from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
+from hpc_es.params.models import get_model
+from hpc_es.paths import RunPaths
 
 T = TypeVar("T")
 
@@ -32,6 +35,7 @@ MEMBER = Member(seed=0x0123456789ABCDEF, sign=-1, sigma=0.02)
 PROMPT = [1, *range(3, 97), *range(3, 30)]
 """All printable ASCII, and some of it again: longer than three cache blocks."""
 BLOCK_SIZE, MAX_MODEL_LEN = 32, 256
+REAL_MODEL = Path(__file__).resolve().parent.parent / "models" / "smollm2-135m"
 GREEDY = SamplingConfig(max_tokens=24)
 CORRUPTIBLE = "model.layers.1.mlp.down_proj.weight"
 
@@ -272,8 +276,37 @@ def test_updates_reach_arena_and_live_model(bench: Bench, reference: Bench, mode
 
 
 @in_every_engine
+def test_a_cancelled_update_is_either_done_or_not_begun(bench: Bench, model: ModelConfig) -> None:
+    async def scenario() -> None:
+        update = asyncio.create_task(bench.engine.update([commit(1)]))
+        await asyncio.sleep(0)
+        update.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await update
+
+    arena = Arena.from_pretrained(model.path)
+    bench.run(scenario())
+    arena.apply([commit(version) for version in range(1, bench.engine.version + 1)])
+    assert bench.engine.digest == arena.digest()
+    bench.run(bench.engine.load(None))
+
+
+@in_every_engine
+def test_a_checkpoint_is_loaded_and_updates_go_on_from_it(bench: Bench, model: ModelConfig, tmp_path: Path) -> None:
+    arena = Arena.from_pretrained(model.path)
+    arena.apply([commit(1), commit(2)])
+    folder = checkpoint.write(RunPaths(tmp_path), arena)
+    bench.run(bench.engine.load(folder))
+    assert (bench.engine.version, bench.engine.digest) == (2, arena.digest())
+    bench.run(bench.engine.update([commit(3)]))
+    arena.apply([commit(3)])
+    assert bench.engine.digest == arena.digest()
+    bench.run(bench.engine.load(None))
+
+
+@in_every_engine
 def test_commits_out_of_order_are_refused_and_change_nothing(bench: Bench) -> None:
-    with pytest.raises((EngineError, ModelError, Exception), match="follow"):
+    with pytest.raises(HpcEsError, match="follow"):
         bench.run(bench.engine.update([commit(2)]))
     assert (bench.engine.version, bench.engine.digest) == (0, bench.engine.info.base_digest)
     bench.run(bench.engine.perturb(None))
@@ -373,6 +406,32 @@ def test_a_missing_engine_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPat
 def test_the_factory_imports_neither_torch_nor_vllm() -> None:
     code = "import sys, hpc_es.engine, hpc_es.engine.base; sys.exit(bool({'torch', 'vllm'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.model
+def test_the_real_model_agrees_in_both_engines() -> None:
+    """SmolLM2-135M, fp32, one member: log-probabilities to 1e-4 relative, the same greedy answer."""
+    model = ModelConfig(path=str(get_model("smollm2-135m", REAL_MODEL)), dtype="float32")
+    member = Member(seed=11, sign=1, sigma=1e-3)
+    with asyncio.Runner() as runner:
+        benches = []
+        for kind in ("vllm", "transformers"):
+            started = runner.run(start_engine(model, settings(kind, kv_cache_mib=64), threads=1))
+            benches.append(Bench(started, runner.run))
+        prompt = benches[0].engine.tokenizer.encode("The capital of France is Paris. The capital of Italy is")
+        logits, answers = [], []
+        for bench in benches:
+            for each in (None, member):
+                runner.run(bench.engine.perturb(each))
+                logits.append(runner.run(bench.engine.logits(prompt)))
+            answers.append(runner.run(bench.engine.generate(prompt, SamplingConfig(max_tokens=8), seed=1)))
+            runner.run(bench.engine.close())
+    np.testing.assert_allclose(logits[0], logits[2], rtol=1e-4)
+    np.testing.assert_allclose(logits[1], logits[3], rtol=1e-4)
+    assert np.abs(np.array(logits[1]) - logits[0]).max() > 0.01
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.vllm

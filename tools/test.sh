@@ -7,7 +7,7 @@
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-install model,test
+install model test
 say "ruff"
 ruff check .
 ruff format --check --quiet .

@@ -25,6 +25,7 @@ from hpc_es.cli.arguments import (
     Overrides,
     RunFolder,
     config_file,
+    load_config,
     run_paths,
 )
 from hpc_es.errors import ConfigError, HpcEsError, ModelError, TransportError, VerifyError
@@ -96,10 +97,9 @@ def _options(
 def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> None:
     """Run head and workers on this machine; in an existing run folder, go on where it stopped."""
     from hpc_es.cli.output import console, print_json, progress, report
-    from hpc_es.config import load
     from hpc_es.launch.local import run_local
 
-    settings = load(config_file(config), overrides or ()).config
+    settings = load_config(config, overrides)
     out = console(stderr=json)
     with progress(out) as shown:
         outcome = run_local(settings, on_status=shown.status, on_event=shown.event)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_es.cli.arguments import EXIT_FAILED, ConfigFile, Json, Overrides, RunFolder, config_file, run_paths
+from hpc_es.cli.arguments import EXIT_FAILED, ConfigFile, Json, Overrides, RunFolder, load_config, run_paths
 
 if TYPE_CHECKING:
     from hpc_es.launch.slurm import Submission
@@ -28,10 +28,9 @@ def add_commands(app: typer.Typer) -> None:
 
 def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = None) -> None:
     """Make the run folder and start nothing, for those who call sbatch themselves."""
-    from hpc_es.config import load
     from hpc_es.launch import prepare as settle
 
-    settings = load(config_file(config), overrides or (), site=site).config
+    settings = load_config(config, overrides, site)
     with settle.launcher_lock(settle.run_paths(settings)):
         paths, _ = settle.write_folder(settings)
         settle.check(settings)
@@ -48,10 +47,9 @@ def submit(
 ) -> None:
     """Queue head and workers with Slurm; in an existing run folder, go on where it stopped."""
     from hpc_es.cli.output import console, print_json
-    from hpc_es.config import load
     from hpc_es.launch import prepare, slurm
 
-    settings = load(config_file(config), overrides or (), site=site).config
+    settings = load_config(config, overrides, site)
     if dry_run:
         paths = prepare.run_paths(settings)
         for role, text in slurm.scripts(settings, paths).items():

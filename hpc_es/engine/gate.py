@@ -4,10 +4,14 @@ Invariant: while a request is inside, no change enters, and the other way round.
 changes weights has drained its episodes first, so a request that is still there is a mistake worth hearing about.
 """
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from hpc_es.errors import EngineError
+
+T = TypeVar("T")
 
 
 class Gate:
@@ -54,3 +58,14 @@ class Gate:
     def is_written(self) -> bool:
         """Whether the live weights are those of a member around the present theta."""
         return self._written
+
+
+async def to_the_end(work: Awaitable[T], on_cancel: Callable[[], object] = lambda: None) -> T:
+    """Await `work`; a cancelled caller calls `on_cancel` and still waits for its end, so that nothing is half done."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        on_cancel()
+        await asyncio.wait({task})
+        raise

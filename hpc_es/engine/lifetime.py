@@ -1,13 +1,41 @@
-"""Which process is which: a pid together with its start time, since pids are used again."""
+"""No process of an engine outlives the front that owns it, whatever kills the front.
 
+vLLM's EngineCore can survive a SIGKILL of its parent and hold its memory for good, and while it starts it waits for
+the front for ever. Invariant: every process that receives vLLM's configuration watches the front from that moment,
+and ends within a second of it.
+"""
+
+import os
+import shutil
+import signal
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
-FRONT_VARIABLE = "HPC_ES_ENGINE_FRONT"
-"""Environment of an engine's processes: pid:start of the front that owns them."""
+_POLL_S = 0.5
+_watching = False
+
+
+class Tie(str):
+    """A string to put into vLLM's `additional_config`: whichever process unpickles it lives and dies with the front.
+
+    This is the one way into EngineCore, which imports nothing of ours. Text, because vLLM hashes the config as JSON.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def to_this_process(cls, scratch: Path) -> "Tie":
+        """`scratch` is a folder of the engine, removed by whoever outlives the front for a moment."""
+        return cls(f"{os.getpid()}:{process_start(os.getpid())}:{scratch}")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _tied, (str(self),)
 
 
 def process_start(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot; None when there is none or it is a zombie."""
+    """When a process started, in clock ticks since boot: tells a pid used again apart. None: no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -18,3 +46,30 @@ def process_start(pid: int) -> str | None:
 def is_running(pid: int, started: str | None) -> bool:
     """Whether the process that had this pid and start time still runs."""
     return started is not None and process_start(pid) == started
+
+
+def _tied(text: str) -> Tie:
+    global _watching
+    pid, started, scratch = text.split(":", 2)
+    if int(pid) != os.getpid() and not _watching:
+        _watching = True
+        watch = threading.Thread(target=_watch, args=(int(pid), started, Path(scratch)), daemon=True)
+        watch.start()
+    return Tie(text)
+
+
+def _watch(front: int, started: str, scratch: Path) -> None:
+    parent = os.getppid()
+    while is_running(front, started) and os.getppid() == parent:
+        time.sleep(_POLL_S)
+    if not is_running(front, started):
+        _remove_leftovers(scratch)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _remove_leftovers(scratch: Path) -> None:
+    """What nobody else will remove: the engine's folder, and the shared memory that vLLM's CPU ranks name."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    if ident := os.environ.get("VLLM_DIST_IDENT"):
+        for path in Path("/dev/shm").glob(f"vllm_dist_{ident}*"):
+            path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.base import Completion, Engine, EngineInfo
-from hpc_es.engine.gate import Gate
+from hpc_es.engine.gate import Gate, to_the_end
 from hpc_es.engine.probe import differing, fingerprints, poison, prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, end_tokens
 from hpc_es.errors import EngineError, ModelError
@@ -42,7 +42,6 @@ class TransformersEngine(Engine):
         self._engine = engine
         self._gate = Gate()
         self._member: Member | None = None
-        self._digest = live.arena.base_digest
 
     @classmethod
     async def start(cls, model: ModelConfig, engine: EngineConfig, *, threads: int) -> "TransformersEngine":
@@ -77,18 +76,17 @@ class TransformersEngine(Engine):
 
     @property
     def digest(self) -> int:
-        return self._digest
+        return self._live.digest
 
     async def load(self, checkpoint: Path | None) -> None:
         with self._gate.change("load", writes=False):
-            await self._run(self._live.arena.reload, checkpoint)
-            self._digest = await self._run(self._live.arena.digest)
+            await self._run(self._live.load, checkpoint)
 
     async def update(self, commits: Sequence[Commit]) -> None:
         if not commits:
             return
         with self._gate.change("update", writes=False):
-            self._digest = (await self._run(self._live.arena.apply, commits)).digest
+            await self._run(self._live.update, commits)
 
     async def perturb(self, member: Member | None) -> None:
         with self._gate.change("perturb", writes=True):
@@ -128,18 +126,11 @@ class TransformersEngine(Engine):
         """A generation in the model's thread; a cancelled caller stops it at its next token."""
         stop = Event()
         with self._gate.request():
-            return await self._run(work, *args, stop, stop=stop)
+            return await self._run(work, *args, stop, on_cancel=stop.set)
 
-    async def _run(self, work: Callable[..., T], *args: Any, stop: Event | None = None) -> T:
-        """`work` in the model's thread. A cancelled caller still waits, so that nobody else comes in between."""
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if stop is not None:
-                stop.set()
-            await asyncio.wait([future])
-            raise
+    async def _run(self, work: Callable[..., T], *args: Any, on_cancel: Callable[[], object] = lambda: None) -> T:
+        """`work` in the model's thread."""
+        return await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, work, *args), on_cancel)
 
 
 @dataclass(frozen=True)
@@ -159,6 +150,7 @@ class _Live:
         self._config = config
         self._dtype: torch.dtype = getattr(torch, config.dtype)
         self.arena = Arena.from_pretrained(config.path, config.include, config.exclude)
+        self.digest = self.arena.base_digest
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=True)
             model = AutoModelForCausalLM.from_pretrained(config.path, dtype=self._dtype, local_files_only=True)
@@ -178,6 +170,13 @@ class _Live:
             raise EngineError(
                 f"{changed[0]} is not what the checkpoint's tensor makes of it ({len(changed)} such); use vllm"
             )
+
+    def load(self, checkpoint: Path | None) -> None:
+        self.arena.reload(checkpoint)
+        self.digest = self.arena.digest()
+
+    def update(self, commits: Sequence[Commit]) -> None:
+        self.digest = self.arena.apply(commits).digest
 
     def write(self, member: Member | None) -> None:
         """Write a member, or the centre, into the model's own storage."""

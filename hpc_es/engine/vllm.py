@@ -32,8 +32,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.base import Completion, Engine, EngineInfo
-from hpc_es.engine.gate import Gate
-from hpc_es.engine.lifetime import FRONT_VARIABLE, is_running, process_start
+from hpc_es.engine.gate import Gate, to_the_end
+from hpc_es.engine.lifetime import Tie, is_running, process_start
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens
 from hpc_es.errors import ConfigError, EngineError
@@ -41,7 +41,7 @@ from hpc_es.es.records import Commit, Member
 from hpc_es.params.arena import Arena
 
 _CPU_KV_CACHE_MIB = 256
-_RPC_TIMEOUT_S = 1800.0
+_RPC_POLL_S = 1.0
 _EXIT_TIMEOUT_S = 10.0
 
 
@@ -69,6 +69,7 @@ class VllmEngine(Engine):
         )
         arguments = _arguments(model, engine, cls.extension)
         scratch = Path(tempfile.mkdtemp(prefix="hpc_es-vllm-"))
+        arguments["additional_config"] = {"hpc_es": Tie.to_this_process(scratch)}
         environment = _environment(engine, threads, scratch)
         launch = asyncio.create_task(asyncio.to_thread(_launch, arguments, environment))
         try:
@@ -123,16 +124,22 @@ class VllmEngine(Engine):
 
     async def load(self, checkpoint: Path | None) -> None:
         with self._gate.change("load", writes=False):
-            await asyncio.to_thread(self._arena.reload, checkpoint)
-            self._digest = await asyncio.to_thread(self._arena.digest)
+            await to_the_end(self._load(checkpoint))
+
+    async def _load(self, checkpoint: Path | None) -> None:
+        await asyncio.to_thread(self._arena.reload, checkpoint)
+        self._digest = await asyncio.to_thread(self._arena.digest)
 
     async def update(self, commits: Sequence[Commit]) -> None:
         if not commits:
             return
         with self._gate.change("update", writes=False):
-            shares = await self._rpc("es_update", self.version, msgspec.msgpack.encode(list(commits)))
-            self._arena.version = commits[-1].version
-            self._digest = sum(shares) % 2**64
+            await to_the_end(self._update(commits))
+
+    async def _update(self, commits: Sequence[Commit]) -> None:
+        shares = await self._rpc("es_update", self.version, msgspec.msgpack.encode(list(commits)))
+        self._arena.version = commits[-1].version
+        self._digest = sum(shares) % 2**64
 
     async def perturb(self, member: Member | None) -> None:
         with self._gate.change("perturb", writes=True):
@@ -202,13 +209,16 @@ class VllmEngine(Engine):
 
     async def _rpc(self, method: str, *args: Any) -> list[Any]:
         """Call a method of the extension on every rank; one answer per rank."""
+        call = asyncio.ensure_future(self._llm.collective_rpc(method, args=args))
         try:
-            async with asyncio.timeout(_RPC_TIMEOUT_S):
-                return await self._llm.collective_rpc(method, args=args)
-        except TimeoutError as error:
-            raise EngineError(f"vLLM's workers did not answer {method} within {_RPC_TIMEOUT_S:.0f} s") from error
-        except Exception as error:  # a worker's exception arrives as a bare Exception with its text
+            while not (await asyncio.wait({call}, timeout=_RPC_POLL_S))[0]:
+                if self._llm.errored:  # vLLM leaves calls to a dead engine unanswered
+                    raise EngineError(f"vLLM's engine died during {method}; its log above has the cause")
+        finally:
+            call.cancel()
+        if error := call.exception():  # a worker's exception arrives as a bare Exception with its text
             raise EngineError(f"{method} failed in vLLM's worker: {error}") from error
+        return call.result()
 
     async def close(self) -> None:
         await asyncio.to_thread(self._llm.shutdown)
@@ -227,7 +237,7 @@ class VllmEngine(Engine):
 def _environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str, str]:
     """What the engine's processes inherit. Set outright: values from elsewhere would silently beat the config."""
     variables = {
-        FRONT_VARIABLE: f"{os.getpid()}:{process_start(os.getpid())}",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of this process would carry its threads' locks along
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding would put two engines of one node on the same cores
         "OMP_NUM_THREADS": str(threads),
         "VLLM_RPC_BASE_PATH": str(scratch),
@@ -242,7 +252,7 @@ def _environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str,
     return variables
 
 
-def _arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> AsyncEngineArgs:
+def _arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> dict[str, Any]:
     """Errors: ConfigError for a key of engine.extra that vLLM lacks or that another setting owns."""
     kv_cache_mib = engine.kv_cache_mib or (_CPU_KV_CACHE_MIB if current_platform.is_cpu() else None)
     ours: dict[str, Any] = {
@@ -257,6 +267,7 @@ def _arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> Asyn
         "worker_extension_cls": extension,
         "max_logprobs": -1,
         "disable_log_stats": True,
+        "additional_config": {},
     }
     if kv_cache_mib is not None:
         ours["kv_cache_memory_bytes"] = kv_cache_mib * 2**20
@@ -270,13 +281,13 @@ def _arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> Asyn
             raise ConfigError(f"engine.extra.{key} is not an argument of vLLM {vllm.__version__}{hint}")
         if key in ours:
             raise ConfigError(f"engine.extra.{key} is set by other settings of `engine` and `model`; change it there")
-    return AsyncEngineArgs(**ours, **engine.extra)
+    return ours | engine.extra
 
 
-def _launch(arguments: AsyncEngineArgs, environment: dict[str, str]) -> AsyncLLM:
+def _launch(arguments: dict[str, Any], environment: dict[str, str]) -> AsyncLLM:
     try:
         with _inherited(environment):
-            return AsyncLLM.from_engine_args(arguments)
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     except Exception as error:  # configuration, memory, a worker that died: vLLM has no common base for them
         raise EngineError(
             f"vLLM did not start: {type(error).__name__}: {error}. Its log above has the cause"

@@ -6,11 +6,7 @@ no copy of a weight is kept elsewhere. Return values cross msgpack: plain number
 because vLLM's client waits for ever for an answer that cannot be encoded.
 """
 
-import ctypes
-import multiprocessing
 import os
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any, cast
@@ -20,48 +16,18 @@ import torch
 from vllm import _custom_ops
 from vllm.model_executor.layers import utils as layer_utils
 
-from hpc_es.engine.lifetime import FRONT_VARIABLE, is_running, process_start
 from hpc_es.engine.probe import differing, fingerprints, poison
 from hpc_es.errors import EngineError
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import threads as kernel_threads
 from hpc_es.params.arena import Arena, Dtype
 
-_FRONT_POLL_S = 0.5
-_PR_SET_PDEATHSIG = 1
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # vLLM's CPU backend moves linear weights into packed handles and leaves empty parameters, so that noise written in
 # place would miss most of the model without a complaint. These two switches keep the weights that are computed with.
 _custom_ops._supports_onednn = False
 layer_utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
-
-
-def _live_and_die_with_the_front() -> None:
-    """End this process with EngineCore, its parent, and both with the front: a SIGKILL of either would leave them.
-
-    EngineCore can outlive the front for good and hold its memory, and nothing of ours runs in EngineCore.
-    """
-    front = os.environ.get(FRONT_VARIABLE)
-    parent = multiprocessing.parent_process()
-    if front is None or parent is None or front == f"{os.getpid()}:{process_start(os.getpid())}":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent.pid:  # it died before the line above
-        os.kill(os.getpid(), signal.SIGKILL)
-    threading.Thread(target=_watch, args=(front, parent.pid), daemon=True, name="hpc-es-front-watch").start()
-
-
-def _watch(front: str, engine_core: int) -> None:
-    pid, _, started = front.partition(":")
-    while is_running(int(pid), started):
-        time.sleep(_FRONT_POLL_S)
-    if os.getppid() == engine_core:
-        os.kill(engine_core, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-_live_and_die_with_the_front()
 
 
 class WorkerExtension:

@@ -46,7 +46,7 @@ from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.transport.address import resolve_host
 from hpc_es.transport.collective import Backend, EpochFailed, EpochUp, HeadCollective, available_backend
 from hpc_es.transport.control import HeadServer
-from hpc_es.transport.messages import Leave, StatusRequest
+from hpc_es.transport.messages import Leave, StatusRequest, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -160,10 +160,11 @@ class Head:
         while self._outcome is None:
             instructions: list[Instruction] = []
             for peer, envelope in self.server.receive(max(next_tick - self.clock(), 0.0)):
-                if isinstance(envelope.message, StatusRequest):
+                message = envelope.message
+                if not isinstance(message, StatusRequest):
+                    instructions += self.core.handle(Received(message), self.clock())
+                if isinstance(message, StatusRequest | StopRequest):
                     self.server.send(peer, status(self.core, self.anchor, self.clock()))
-                else:
-                    instructions += self.core.handle(Received(envelope.message), self.clock())
             for event in self._drain():
                 instructions += self.core.handle(event, self.clock())
             if self.clock() >= next_tick:
@@ -245,9 +246,9 @@ class Head:
         self._hdf5_job = self._hdf5_pool.submit(self._write_hdf5, records, self.journal.size, final)
 
     def _write_hdf5(self, records: list[journal.AnyRecord], journal_bytes: int, final: bool) -> None:
-        for record in records:
-            self.hdf5.add(record)
         try:
+            for record in records:
+                self.hdf5.add(record)
             self.hdf5.flush(journal_bytes, last=final)
         except StoreError as error:
             log.warning("run.h5 was not written, and will be tried again: %s", error)

@@ -7,6 +7,7 @@ Work goes tile by tile, so that every intermediate stays in the cache. Within a 
 arrays of counters, which LLVM turns into vector instructions; only the table look-up is scalar.
 """
 
+import logging
 import pickle
 from collections.abc import Callable, Sequence
 
@@ -26,6 +27,8 @@ from hpc_es.noise.reference import (
     Update,
     table,
 )
+
+log = logging.getLogger(__name__)
 
 TILE = 128
 """Blocks per tile."""
@@ -47,8 +50,8 @@ def compiled(*arguments: types.Type, cache: bool = True) -> Callable[[Callable[.
         if cache:
             try:
                 return numba.njit(signature, cache=True, **options)(function)
-            except (RuntimeError, OSError, EOFError, pickle.UnpicklingError):  # no folder to write to, or a torn entry
-                pass
+            except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:  # no folder, or a torn entry
+                log.warning("%s is compiled without a cache, which takes seconds: %s", function.__name__, error)
         return numba.njit(signature, **options)(function)
 
     return decorate

@@ -6,7 +6,7 @@ started at once, by `start`, so they keep the CPU affinity of that moment whatev
 
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from threading import Barrier, Lock
 from typing import TypeVar
 
@@ -39,7 +39,7 @@ def run(work: Callable[[Item], object], items: Iterable[Item]) -> None:
     with _lock:
         pool = _running(None)
         drains = [pool.submit(drain) for _ in range(min(_num_threads, len(items)))]
-    for drained in drains:
+    for drained in wait(drains).done:
         drained.result()
 
 

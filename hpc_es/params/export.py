@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from hpc_es.errors import StoreError
 from hpc_es.noise import Array
+from hpc_es.params import models
 from hpc_es.params.arena import Arena, Dtype
 from hpc_es.params.checkpoint import MANIFEST, Manifest, write_manifest, written_whole
 from hpc_es.params.weights import Spec, read_config, write
 
 _ROUNDED: dict[str, Dtype] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.tiktoken", "LICENSE*", "additional_chat_templates")
-_REPLACED = ("config.json", "*.safetensors.index.json", "pytorch_model.bin.index.json", MANIFEST)
+_REPLACED = ("config.json", "*.safetensors.index.json", "pytorch_model.bin.index.json", MANIFEST, models.MANIFEST)
 
 
 def export(arena: Arena, base: Path, out: Path, dtype: Literal["float32", "base"] = "float32") -> Manifest:

@@ -178,6 +178,8 @@ def _importable(module: str) -> bool:
 
 
 def _write_manifest(folder: Path, name: str, source: str) -> None:
+    for path in folder.iterdir():
+        path.chmod(0o644 if path.is_file() else 0o755)  # safetensors writes 0600, which no colleague could read
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     text = json.dumps({"name": name, "source": source, "files": sizes}, indent=2)
     (folder / MANIFEST).write_text(text + "\n")

@@ -173,13 +173,12 @@ class HeadCollective:
         """Only when all are there does anyone connect: a process group's constructor cannot be interrupted."""
         deadline = time.monotonic() + self._timeout_s
         missing = dict(enumerate(workers, start=HEAD_RANK + 1))
-        while missing:
-            missing = {rank: worker for rank, worker in missing.items() if not store.check([_joined(rank)])}
+        while missing := {rank: worker for rank, worker in missing.items() if not store.check([_joined(rank)])}:
             if self._closing.is_set() or self._wanted != epoch:
                 raise TransportError("given up for a newer epoch, or because the head ends")
-            if missing and time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 raise TransportError(f"not joined within {self._timeout_s:g} s: {', '.join(missing.values())}")
-            time.sleep(_POLL_S if missing else 0)
+            time.sleep(_POLL_S)
         store.set(_GO, "")
 
     def _broadcast(self, epoch: int, data: bytes) -> None:
