@@ -38,8 +38,8 @@ def _check_place(root: Path, settings: "Config") -> None:
     place = settings.run.dir / settings.run.name
     if place.resolve() != root.resolve():
         raise ConfigError(
-            f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, or "
-            f"add run.dir={root.parent}; the folder's own name cannot change"
+            f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, "
+            f"or add run.dir={root.parent}; the folder's own name cannot change"
         )
 
 
