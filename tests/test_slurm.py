@@ -15,7 +15,7 @@ from hpc_es.config import Config, load, save
 from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch import prepare, slurm
 from hpc_es.launch.logs import find_log
-from hpc_es.launch.slurm_commands import Answer, Slurm
+from hpc_es.launch.slurm_commands import Answer, Slurm, run
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.store.journal import JournalWriter
@@ -196,6 +196,14 @@ def test_status_shows_the_last_submission_and_whatever_still_runs(config: Config
     assert shown == [("worker", "102", "RUNNING"), ("head", "103", "CANCELLED"), ("worker", "104", "RUNNING")]
 
 
+def test_a_job_queued_from_within_a_job_has_an_identity_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_ARRAY_TASK_ID", "SBATCH_PARTITION", "SQUEUE_FORMAT", "SLURM_CONF"):
+        monkeypatch.setenv(name, "x")
+    names = run(["env"]).out
+    assert "SLURM_CONF=x" in names
+    assert not re.search("SLURM_ARRAY|SBATCH|SQUEUE", names)
+
+
 # --- site files -----------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +305,13 @@ def test_the_newest_log_that_is_meant_is_found(logs: RunPaths, name: str, found:
 def test_slurms_own_output_belongs_to_a_log(logs: RunPaths) -> None:
     assert find_log(logs, "19_3").slurm_output == logs.logs / "slurm-19_3.out"
     assert find_log(logs, "head").slurm_output is None
+
+
+def test_a_job_whose_role_never_began_has_slurms_output_for_a_log(logs: RunPaths) -> None:
+    slurm.record(logs, "31", "worker")
+    (logs.logs / "slurm-31_0.out").write_text("hpc-es: command not found\n")
+    found = find_log(logs, "31_0")
+    assert (found.path.name, found.role, found.slurm_output) == ("slurm-31_0.out", "worker", None)
 
 
 def test_a_log_that_is_not_there_is_told_with_those_that_are(logs: RunPaths) -> None:

@@ -6,6 +6,7 @@ event and one per new version, each with its time.
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,12 @@ def jobs_table(jobs: "Sequence[tuple[Role, JobStatus]]") -> Table:
         left = duration(job.seconds_left) if job.seconds_left is not None else ""
         table.add_row(job.name, role, job.state, job.node, left, job.explanation)
     return table
+
+
+def jobs_line(jobs: "Sequence[JobStatus]") -> str:
+    """How many jobs are in which state, and why: 1 RUNNING, 2 PENDING (Resources: waits for free nodes)."""
+    counts = Counter(f"{job.state} ({job.explanation})" if job.explanation else job.state for job in jobs)
+    return "jobs: " + ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def versions_table(versions: "Sequence[VersionLine]") -> Table:

@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_es.cli.arguments import EXIT_FAILED, ConfigFile, Json, Overrides, RunFolder, load_config, run_paths
+from hpc_es.cli.arguments import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    ConfigFile,
+    Json,
+    Overrides,
+    RunFolder,
+    load_config,
+    run_paths,
+)
 
 if TYPE_CHECKING:
     from hpc_es.launch.slurm import Submission
+    from hpc_es.paths import RunPaths
 
 SiteFile = Annotated[Path | None, typer.Option("--site", metavar="FILE", help="What differs between clusters.")]
 STATUS_EVERY_S = 2.0
@@ -69,11 +79,16 @@ def submit(
         if json:
             print_json(facts)
         return
-    state = _watch(submission, stderr=json)
+    try:
+        state = _watch(submission, stderr=json)
+    except KeyboardInterrupt:
+        out.print(f"{root}: the jobs go on; `hpc-es status {root}`, `hpc-es cancel {root}`", markup=False)
+        raise typer.Exit(EXIT_STOPPED) from None
     out.print(f"{root}: {state}", markup=False)
     if json:
         print_json({**facts, "state": state, "finished": submission.finished})
     if state != "COMPLETED":
+        _show_log(submission.paths, "head", 15, stderr=json)
         out.print(f"see `hpc-es logs {root}`; go on with `hpc-es submit {root}`", markup=False)
         raise typer.Exit(EXIT_FAILED)
 
@@ -93,14 +108,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="So many from the end; 0: all.")] = 40,
 ) -> None:
     """The newest log of a worker, or of the head, and what Slurm said about its job."""
-    from hpc_es.launch.logs import find_log
-
-    log = find_log(run_paths(run), role)
-    for path in (log.path, log.slurm_output):
-        if path is not None:
-            typer.secho(f"==> {path} <==", bold=True)
-            text = path.read_text(errors="replace").splitlines()
-            typer.echo("\n".join(text[-lines:]))
+    _show_log(run_paths(run), role, lines)
 
 
 def sbatch_flags(role: RoleName, run: RunFolder) -> None:
@@ -116,11 +124,21 @@ def sbatch_flags(role: RoleName, run: RunFolder) -> None:
     typer.echo(" ".join(flags))
 
 
+def _show_log(paths: "RunPaths", role: str, lines: int, *, stderr: bool = False) -> None:
+    from hpc_es.launch.logs import find_log
+
+    log = find_log(paths, role)
+    for path in (log.path, log.slurm_output):
+        if path is not None:
+            typer.secho(f"==> {path} <==", bold=True, err=stderr)
+            typer.echo("\n".join(path.read_text(errors="replace").splitlines()[-lines:]), err=stderr)
+
+
 def _watch(submission: "Submission", *, stderr: bool) -> str:
     """Show the run's progress until head and workers have ended; the head's state."""
     import time
 
-    from hpc_es.cli.output import console, progress, report
+    from hpc_es.cli.output import console, jobs_line, progress, report
     from hpc_es.errors import TransportError
     from hpc_es.transport.messages import Status, StatusRequest
     from hpc_es.transport.observer import ask
@@ -128,11 +146,11 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
     out = console(stderr=stderr)
     with progress(out) as shown:
         told = ""
-        while not (job := submission.head.status()[0]).is_final:
-            if (now := f"head {job.name}: {job.state} {job.explanation} {job.node}".rstrip()) != told:
-                shown.event(now)
-                told = now
-            if job.state == "RUNNING":
+        while not (head := (jobs := submission.status())[0]).is_final:
+            if (line := jobs_line(jobs)) != told:
+                shown.event(line)
+                told = line
+            if head.state == "RUNNING":
                 try:
                     answer = ask(submission.paths, StatusRequest(), STATUS_EVERY_S)
                 except TransportError:
@@ -140,7 +158,7 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
                 if isinstance(answer, Status):
                     shown.status(answer)
             time.sleep(STATUS_EVERY_S)
-    submission.workers.wait()
-    if job.state == "COMPLETED":
+        submission.workers.wait()
+    if head.state == "COMPLETED":
         report(submission.paths, out)
-    return job.state
+    return head.state

@@ -1,10 +1,14 @@
-"""Find the log of a role: head.log and worker-local-0.log of a local run, worker-12_3.1.log of attempt 1 in Slurm."""
+"""Find the log of a role: head.log and worker-local-0.log of a local run, worker-12_3.1.log of attempt 1 in Slurm.
+
+A job that failed before its role began has only what Slurm wrote, slurm-12_3.out; then that is its log.
+"""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_es.errors import ConfigError
+from hpc_es.launch.slurm import recorded_jobs
 from hpc_es.paths import RunPaths
 
 _NAME = re.compile(r"(?P<role>head|worker)(-(?P<seat>.+?))?(\.(?P<attempt>\d+))?\.log")
@@ -26,7 +30,7 @@ class Log:
     def slurm_output(self) -> Path | None:
         """What Slurm itself said about this job: time limits, cancellations, a script that could not start."""
         path = self.path.with_name(f"slurm-{self.seat}.out")
-        return path if path.is_file() else None
+        return path if path.is_file() and path != self.path else None
 
     def answers_to(self, name: str) -> bool:
         """Whether `name` means this log: head, 12_3, 12_3.1, local-0, or the number of an array element."""
@@ -54,4 +58,10 @@ def all_logs(paths: RunPaths) -> list[Log]:
     logs = [
         Log(path, match["role"], match["seat"] or "", int(match["attempt"] or 0)) for path, match in matches if match
     ]
+    seats = {log.seat for log in logs}
+    for job in recorded_jobs(paths):
+        for path in (*paths.logs.glob(f"slurm-{job.job_id}.out"), *paths.logs.glob(f"slurm-{job.job_id}_*.out")):
+            seat = path.stem.removeprefix("slurm-")
+            if seat not in seats:
+                logs.append(Log(path, job.role, seat, 0))
     return sorted(logs, key=lambda log: log.age_key)

@@ -88,14 +88,20 @@ class JobStatus:
 def run(command: Sequence[str]) -> Answer:
     """Errors: LaunchError when there is no such command, or no answer in time."""
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, env={**os.environ, "LC_ALL": "C"}
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=_environment())
     except FileNotFoundError:
         raise LaunchError(f"there is no {command[0]} here: this must run where Slurm's commands are") from None
     except subprocess.TimeoutExpired:
         raise LaunchError(f"`{' '.join(command)}` did not answer within {TIMEOUT_S:g} s") from None
     return Answer(done.returncode, done.stdout, done.stderr.strip())
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what would beat a script's own lines (SBATCH_*), change a format (SQUEUE_*, SACCT_*), or pass the
+    identity of the job that we run in on to the one that we queue (SLURM_*)."""
+    foreign = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SINFO_")
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS")
+    return {key: value for key, value in os.environ.items() if key in kept or not key.startswith(foreign)}
 
 
 class Slurm:
