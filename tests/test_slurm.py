@@ -175,6 +175,15 @@ def test_a_finished_run_is_not_queued_again(config: Config) -> None:
         slurm.submit(config, slurm=Cluster().slurm)
 
 
+def test_workers_that_outlive_their_head_are_cancelled(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "GOING_HOME_S", 0.0)
+    cluster = Cluster()
+    submission = slurm.submit(config, slurm=cluster.slurm)
+    cluster.states[submission.head.job_id] = "FAILED"
+    assert submission.wait() == "FAILED"
+    assert cluster.states[submission.workers.job_id] == "CANCELLED"
+
+
 def test_cancel_ends_every_job_of_the_run_also_those_queued_by_hand(config: Config) -> None:
     cluster = Cluster()
     submission = slurm.submit(config, slurm=cluster.slurm)

@@ -158,7 +158,7 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
                 if isinstance(answer, Status):
                     shown.status(answer)
             time.sleep(STATUS_EVERY_S)
-        submission.workers.wait()
+        submission.see_workers_off()
     if head.state == "COMPLETED":
         report(submission.paths, out)
     return head.state

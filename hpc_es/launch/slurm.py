@@ -27,6 +27,9 @@ from hpc_es.paths import RunPaths
 
 Role = Literal["head", "worker"]
 
+GOING_HOME_S = 60.0
+"""How long workers may take to end after their head."""
+
 _POLL_S = (0.5, 10.0)
 """First and longest pause between two questions to Slurm."""
 
@@ -95,10 +98,17 @@ class Submission:
 
     def wait(self, timeout_s: float | None = None) -> str:
         """Until the head and then the workers have ended; the head's state. Errors: LaunchError when the time is up."""
-        started = time.monotonic()
         state = self.head.wait(timeout_s)
-        self.workers.wait(None if timeout_s is None else max(timeout_s - (time.monotonic() - started), 1.0))
+        self.see_workers_off()
         return state
+
+    def see_workers_off(self) -> None:
+        """Once the head has ended for good: wait for the workers, and cancel those that do not go by themselves."""
+        try:
+            self.workers.wait(GOING_HOME_S)
+        except LaunchError:
+            self.workers.cancel()
+            self.workers.wait(GOING_HOME_S)
 
     def cancel(self) -> None:
         """End everything. The head has KillWait (30 s on most clusters) to write a checkpoint."""
