@@ -244,7 +244,7 @@ is_running() { alive "$root/run/slurmctld.pid" slurmctld; }
 print_env() { printf 'export SLURM_CONF=%q\n' "$SLURM_CONF"; }
 
 status() {
-    is_running || { say "not running" && return 1; }
+    is_running || { say "not running"; exit 1; }
     sinfo -N -o '%8N %8P %12T %10e %20E' && squeue
     print_env
 }
