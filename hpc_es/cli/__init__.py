@@ -123,13 +123,17 @@ def status(run: RunFolder, json: Json = False) -> None:
     paths = _run_paths(run)
     try:
         answer = ask(paths, StatusRequest(), STATUS_TIMEOUT_S)
-    except TransportError:
-        answer = None  # no head runs; the journal still knows how far it came
-    if isinstance(answer, Status):
-        print_json(answer) if json else console().print(status_table(answer))
-        return
-    at_rest = _status_at_rest(paths)
-    print_json(at_rest) if json else console().print(f"{run}: {status_line(at_rest)}", markup=False)
+    except TransportError as error:
+        answer = _status_at_rest(paths)
+        if answer.state != "finished":
+            typer.echo(str(error), err=True)
+    assert isinstance(answer, Status), "the answer to a StatusRequest"
+    if json:
+        print_json(answer)
+    elif answer.workers:
+        console().print(status_table(answer))
+    else:
+        console().print(f"{run}: {status_line(answer)}", markup=False)
 
 
 @app.command()
@@ -272,8 +276,8 @@ def _check_place(root: Path, settings: "Config") -> None:
     place = settings.run.dir / settings.run.name
     if place.resolve() != root.resolve():
         raise ConfigError(
-            f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, or "
-            f"add run.dir={root.parent}; the folder's own name cannot change"
+            f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, "
+            f"or add run.dir={root.parent}; the folder's own name cannot change"
         )
 
 
@@ -324,7 +328,7 @@ def _status_at_rest(paths: RunPaths) -> "Status":
     return Status(
         run_id=start.run_id if start else config.run.name,
         generation=start.generation if start else 0,
-        state="finished" if ledger.finished else "not running",
+        state="finished" if ledger.finished else "no head answers",
         version=ledger.version,
         num_updates=config.run.num_updates,
         fitness=ledger.fitness,
