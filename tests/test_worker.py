@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
 
 @pytest.mark.parametrize("record", [None, messages.encode_commit(commit(1))])
 def test_an_announced_commit_is_kept_or_fetched_when_its_broadcast_fails(tmp_path, record):
-    worker, engine, head = make_worker(tmp_path)
+    worker, _, head = make_worker(tmp_path)
 
     async def hear() -> None:
         announce = messages.Announce(1, epoch=7, length=10, sha256=b"", record=record)
