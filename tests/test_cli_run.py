@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert launcher.returncode == 3, output
     assert "go on with: hpc-es run runs/small" in output
     assert processes_of(folder / "runs/small") == []
-    assert hpc_es_json(folder, "status", "runs/small")["state"] == "not running"
+    assert hpc_es_json(folder, "status", "runs/small")["state"] == "no head answers"
     done = hpc_es(folder, "run", "small.yaml")
     assert done.returncode == 0, done.stderr
     assert "fitness of the final theta" in done.stdout

@@ -1,6 +1,7 @@
 """Generated puzzles: one solution each, the same every time, and no way from training to the held-out tasks."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -72,3 +73,9 @@ def test_a_grid_that_repeats_a_digit_is_not_solved() -> None:
 def test_about_a_quarter_of_the_grids_is_held_out() -> None:
     held_out = sum(split_of(grid) == "eval" for grid in solutions((0,) * 16, 4))
     assert 50 <= held_out <= 94
+
+
+def test_many_threads_that_want_the_same_puzzles_draw_them_once() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        sets = list(pool.map(lambda _: generate(4, 5, "train", 12345, 100), range(8)))
+    assert all(puzzles is sets[0] for puzzles in sets)

@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--faults", default=",".join(FAULTS), help=f"which kinds, of {', '.join(FAULTS)}")
     parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="folder of both runs; emptied first")
     parser.add_argument("--limit", type=float, default=600, help="seconds without an end that count as hanging")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     rng = random.Random(arguments.seed)
     shutil.rmtree(arguments.out, ignore_errors=True)
     arguments.out.mkdir(parents=True)

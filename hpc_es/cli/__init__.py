@@ -129,21 +129,19 @@ def status(run: RunFolder, json: Json = False) -> None:
     jobs = _slurm_jobs(paths)
     try:
         answer = ask(paths, StatusRequest(), STATUS_TIMEOUT_S)
-    except TransportError:
-        answer = None  # no head runs; the journal still knows how far it came
-    current = answer if isinstance(answer, Status) else _status_at_rest(paths)
+    except TransportError as error:
+        answer = _status_at_rest(paths)
+        if answer.state != "finished":
+            typer.echo(str(error), err=True)
+    assert isinstance(answer, Status), "the answer to a StatusRequest"
     if json:
-        print_json(
-            {
-                **msgspec.structs.asdict(current),
-                "jobs": [{"role": role, **dataclasses.asdict(job)} for role, job in jobs],
-            }
-        )
+        described = [{"role": role, **dataclasses.asdict(job)} for role, job in jobs]
+        print_json({**msgspec.structs.asdict(answer), "jobs": described})
         return
-    if current is answer:
-        console().print(status_table(current))
+    if answer.workers:
+        console().print(status_table(answer))
     else:
-        console().print(f"{run}: {status_line(current)}", markup=False)
+        console().print(f"{run}: {status_line(answer)}", markup=False)
     if jobs:
         console().print(jobs_table(jobs))
 
@@ -325,7 +323,7 @@ def _status_at_rest(paths: RunPaths) -> "Status":
     return Status(
         run_id=start.run_id if start else config.run.name,
         generation=start.generation if start else 0,
-        state="finished" if ledger.finished else "not running",
+        state="finished" if ledger.finished else "no head answers",
         version=ledger.version,
         num_updates=config.run.num_updates,
         fitness=ledger.fitness,

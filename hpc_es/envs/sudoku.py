@@ -25,7 +25,7 @@ from hpc_es.errors import ConfigError, EnvError
 TURNS_PER_BLANK = 3
 DEFAULT_BLANKS = {4: 3, 9: 5}
 """By size."""
-EXAMPLES_SEED = 1055
+EXAMPLES_SEED = 99
 
 
 class Sudoku(Env):

@@ -9,6 +9,7 @@ A grid is a flat tuple of size * size digits, row by row; 0 is empty.
 import hashlib
 import json
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +29,8 @@ EVAL_SHARE = 4
 """One solved grid in so many is held out."""
 MAX_REPEATS = 1000
 """Puzzles in a row that were all seen before: the split has no more of them."""
+
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,17 @@ def split_of(solution: Grid) -> Split:
     return "eval" if int.from_bytes(digest, "little") % EVAL_SHARE == 0 else "train"
 
 
-@lru_cache(maxsize=16)
 def generate(size: int, blanks: int, split: Split, seed: int, count: int) -> tuple[Puzzle, ...]:
     """`count` different puzzles of a split; the first k are the same for every count.
 
     Errors: ConfigError when the split has fewer.
     """
+    with _one_at_a_time:  # environments are made in many threads at once: one draws, the others wait for its puzzles
+        return _generate(size, blanks, split, seed, count)
+
+
+@lru_cache(maxsize=16)
+def _generate(size: int, blanks: int, split: Split, seed: int, count: int) -> tuple[Puzzle, ...]:
     rng = random.Random(f"sudoku {size} {blanks} {split} {seed}")
     seen: dict[Grid, Puzzle] = {}
     repeats = 0

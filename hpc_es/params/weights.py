@@ -112,8 +112,10 @@ def scan_file(path: Path) -> list[Stored]:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise ModelError(f"the header of {path} is damaged ({error}); fetch it again") from error
     for tensor, end in zip(tensors, ends, strict=True):
-        if end > total:
-            raise ModelError(f"{path} is truncated: {tensor.name} ends at byte {end} of {total}; fetch it again")
+        if not 8 + length <= tensor.offset <= end <= total:
+            raise ModelError(
+                f"{path} is truncated or damaged: {tensor.name} ends at byte {end} of {total}; fetch it again"
+            )
         known = FLOATS.get(tensor.dtype)
         if known and end - tensor.offset != tensor.size * known.itemsize:
             raise ModelError(f"{path}: {tensor.name} has {end - tensor.offset} bytes for shape {tensor.shape}")
