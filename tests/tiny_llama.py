@@ -5,7 +5,6 @@ wants heads of 32 or 64). The tokenizer is byte-level without merges, so that ev
 """
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -103,7 +102,3 @@ def _write_tokenizer(folder: Path) -> None:
 
 def _write_json(path: Path, value: dict[str, object]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
-
-
-if __name__ == "__main__":  # python tests/tiny_llama.py models/tiny-llama
-    write_tiny_llama(sys.argv[1])
