@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_es.errors import LaunchError
+from hpc_es.launch import slurm_commands
 from hpc_es.launch.slurm import Job, summarise
 from hpc_es.launch.slurm_commands import Answer, JobStatus, Slurm, run
 
@@ -120,6 +121,15 @@ def test_a_refusal_is_told_in_sbatchs_words(tmp_path) -> None:
 def test_a_machine_without_slurm_is_told_so() -> None:
     with pytest.raises(LaunchError, match="there is no sbatch-of-nowhere here"):
         run(["sbatch-of-nowhere"])
+
+
+def test_a_command_that_hangs_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm_commands, "TIMEOUT_S", 0.1)
+    assert run(["sleep", "60"]).code != 0
+    hanging = Slurm(lambda command: run(["sleep", "60"]))
+    assert states(hanging, "12") == {"12": "UNKNOWN"}
+    with pytest.raises(LaunchError, match="did not answer"):
+        hanging.cancel(["12"])
 
 
 @pytest.mark.parametrize(

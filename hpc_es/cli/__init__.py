@@ -63,7 +63,6 @@ model_app = typer.Typer(help="Models to train.", no_args_is_help=True, rich_mark
 config_app = typer.Typer(help="Configurations.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(model_app, name="model")
 app.add_typer(config_app, name="config")
-slurm.add_commands(app)
 
 BaseModel = Annotated[Path | None, typer.Option("--model", help="The base model, where it has moved.")]
 Parent = Annotated[int | None, typer.Option(help="Process id of the parent; end when it ends.")]
@@ -240,6 +239,9 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     width = max(len(text) for text, _ in rows)
     for text, origin in rows:
         typer.echo(f"{text:<{width}}  # {origin}")
+
+
+slurm.add_commands(app)
 
 
 @app.command(hidden=True)

@@ -86,13 +86,13 @@ class JobStatus:
 
 
 def run(command: Sequence[str]) -> Answer:
-    """Errors: LaunchError when there is no such command, or no answer in time."""
+    """A command that does not answer in time has failed. Errors: LaunchError when there is no such command."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=_environment())
     except FileNotFoundError:
         raise LaunchError(f"there is no {command[0]} here: this must run where Slurm's commands are") from None
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"`{' '.join(command)}` did not answer within {TIMEOUT_S:g} s") from None
+        return Answer(124, "", f"{command[0]} did not answer within {TIMEOUT_S:g} s")
     return Answer(done.returncode, done.stdout, done.stderr.strip())
 
 
