@@ -25,6 +25,7 @@ from hpc_es.engine.base import Engine
 from hpc_es.errors import ConfigError, EnvError, StoreError, TransportError
 from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.noise.reference import TABLE_CRC32
+from hpc_es.params import check_memory
 from hpc_es.paths import RunPaths
 from hpc_es.transport import messages
 from hpc_es.transport.collective import Backend, WorkerCollective, available_backend, sha256
@@ -63,6 +64,7 @@ def run_worker(run_dir: Path, seat: str) -> int:
 
 async def _work(paths: RunPaths, config: Config, seat: str) -> Ended:
     threads = config.engine.threads or max(1, len(os.sched_getaffinity(0)) // config.launch.workers)
+    check_memory(config.model.path)
     engine = await start_engine(config.model, config.engine, threads=threads)
     try:
         worker = Worker(paths, config, seat, engine)
