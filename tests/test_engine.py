@@ -20,6 +20,7 @@ from tiny_llama import write_tiny_llama
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
+from hpc_es.engine.gate import to_the_end
 from hpc_es.errors import ConfigError, EngineError, HpcEsError, ModelError
 from hpc_es.es.records import Commit, EvalId, Member, UpdateMember
 from hpc_es.params import checkpoint
@@ -223,6 +224,18 @@ def test_an_answer_ends_at_a_stop_string_or_is_truncated(bench: Bench) -> None:
 
 
 @in_every_engine
+def test_an_answer_ends_at_the_end_token(bench: Bench) -> None:
+    async def scenario() -> list[Any]:
+        await bench.engine.perturb(None)
+        flat = SamplingConfig(max_tokens=200, temperature=5.0)
+        return await asyncio.gather(*(bench.engine.generate(PROMPT[:4], flat, seed=seed) for seed in range(6)))
+
+    answers = bench.run(scenario())
+    assert [answer.truncated for answer in answers] == [answer.tokens_out == 200 for answer in answers]
+    assert not all(answer.truncated for answer in answers)
+
+
+@in_every_engine
 def test_a_prompt_is_given_the_room_that_is_left(bench: Bench) -> None:
     bench.run(bench.engine.perturb(None))
     long = (PROMPT * 3)[: MAX_MODEL_LEN - 2]
@@ -371,6 +384,24 @@ def test_a_missing_or_quantised_model_is_named(kind: str, tmp_path: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
     with pytest.raises(ModelError, match="gptq"):
         asyncio.run(start_engine(ModelConfig(path=str(folder)), settings(kind), threads=1))
+
+
+def test_cancelled_work_is_waited_for() -> None:
+    async def scenario() -> list[str]:
+        events: list[str] = []
+
+        async def work() -> None:
+            await asyncio.sleep(0.05)
+            events.append("done")
+
+        task = asyncio.create_task(to_the_end(work(), lambda: events.append("cancelled")))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return events
+
+    assert asyncio.run(scenario()) == ["cancelled", "done"]
 
 
 def test_an_untied_head_is_a_tensor_of_its_own(tmp_path: Path) -> None:
