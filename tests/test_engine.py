@@ -227,7 +227,7 @@ def test_an_answer_ends_at_a_stop_string_or_is_truncated(bench: Bench) -> None:
 def test_an_answer_ends_at_the_end_token(bench: Bench) -> None:
     async def scenario() -> list[Any]:
         await bench.engine.perturb(None)
-        flat = SamplingConfig(max_tokens=200, temperature=5.0)
+        flat = SamplingConfig(max_tokens=200, temperature=2.0)
         return await asyncio.gather(*(bench.engine.generate(PROMPT[:4], flat, seed=seed) for seed in range(6)))
 
     answers = bench.run(scenario())
@@ -370,6 +370,13 @@ def test_cached_prefixes_would_leak_if_they_were_not_reset(bench: Bench, monkeyp
 
 
 @in_vllm
+def test_a_sampling_setting_that_vllm_refuses_is_named(bench: Bench) -> None:
+    bench.run(bench.engine.perturb(None))
+    with pytest.raises(ConfigError, match="temperature"):
+        bench.generate(SamplingConfig(temperature=5.0))
+
+
+@in_vllm
 def test_the_engine_leaves_the_environment_of_its_process_alone(bench: Bench) -> None:
     assert "HF_HUB_OFFLINE" not in os.environ
     assert "VLLM_HOST_IP" not in os.environ
@@ -488,6 +495,8 @@ def test_two_ranks_share_the_arena_and_die_with_the_front(model: ModelConfig, re
         front.wait()
         assert len(said["processes"]) == 3
         assert gone_within(said["processes"], seconds=5)
+        assert not Path(said["scratch"]).exists()
+        assert not [path for path in Path("/dev/shm").iterdir() if path.name.startswith(said["shared_memory"])]
     finally:
         front.kill()
     reference.run(reference.engine.update([commit(1)]))
