@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
-from tiny_llama import write_tiny_llama
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine import start_engine
@@ -26,6 +25,7 @@ from hpc_es.es.records import Commit, EvalId, Member, UpdateMember
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
 from hpc_es.params.models import get_model
+from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 
 T = TypeVar("T")

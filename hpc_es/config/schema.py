@@ -116,7 +116,7 @@ class EsConfig(Model):
 class SamplingConfig(Model):
     """How answers are drawn. temperature 0 is greedy."""
 
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     """0: no limit."""

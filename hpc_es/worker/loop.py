@@ -242,10 +242,10 @@ class Worker:
     async def _evaluate(self, assignment: Assignment) -> None:
         """Measure one member and report. An engine that fails ends the worker, not the evaluation."""
         started = time.monotonic()
+        await self._probe_if_due(assignment.version)
         await self._go_to(assignment.version)
         updated = time.monotonic()
         await self.engine.perturb(assignment.member)
-        await self._probe_if_due()
         perturbed = time.monotonic()
         episodes: tuple[Episode, ...] = ()
         error = None
@@ -268,11 +268,12 @@ class Worker:
         now = time.monotonic()
         self.client.send(messages.Report(self.name, result, now - started, now - finished))
 
-    async def _probe_if_due(self) -> None:
+    async def _probe_if_due(self, version: int) -> None:
+        """Compare the live weights with the arena while they still are the member that was last evaluated."""
         every = self.config.engine.probe_every
-        if every and self.engine.version >= self._probed + every:
+        if every and version >= self._probed + every:
             await self.engine.probe()
-            self._probed = self.engine.version
+            self._probed = version
 
     async def _abandon(self, reason: str) -> None:
         """Stop the running evaluation, if any, and give it back."""
