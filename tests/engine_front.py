@@ -16,7 +16,13 @@ async def main(path: str) -> None:
     await engine.update([commit(1)])
     await engine.perturb(MEMBER)
     await engine.probe()
-    said = {"digest": engine.digest, "logits": await engine.logits(PROMPT), "processes": list(engine._processes)}
+    said = {
+        "digest": engine.digest,
+        "logits": await engine.logits(PROMPT),
+        "processes": list(engine._processes),
+        "scratch": str(engine._scratch),
+        "shared_memory": next(engine._scratch.glob("vllm_dist_*")).name,
+    }
     print(json.dumps(said), flush=True)
     await asyncio.Event().wait()
 

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_llama import write_tiny_llama
+
+from hpc_es.params.tiny_llama import write_tiny_llama
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import small_checkpoint
 from small_disk import small_disk
-from tiny_llama import write_tiny_llama
 
 from hpc_es.errors import ModelError, StoreError
 from hpc_es.params import Arena, checkpoint
 from hpc_es.params.export import export
+from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import write_tiny_llama
 
 from hpc_es.params import Arena
 from hpc_es.params.checkpoint import read_manifest
+from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Committed

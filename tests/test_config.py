@@ -79,7 +79,10 @@ json_like = st.recursive(
 tricky_text = st.from_regex(r"[-+0-9.eEx:_onftrue~ #\[\]{}'\"\n]{0,8}", fullmatch=True)
 
 
-@given(json_like | tricky_text)
+line_breaks = st.text("a \n\r\t\x85\u2028\u2029\ufeff'\":#")
+
+
+@given(json_like | tricky_text | line_breaks)
 def test_what_dump_writes_is_read_back_equal(value: Any) -> None:
     assert yaml12.plain(yaml12.parse(yaml12.dump(value), "test")) == value
     assert yaml12.plain(yaml12.parse(yaml12.dump_inline(value), "test")) == value

@@ -15,16 +15,17 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
-from tiny_llama import write_tiny_llama
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
+from hpc_es.engine.gate import to_the_end
 from hpc_es.errors import ConfigError, EngineError, HpcEsError, ModelError
 from hpc_es.es.records import Commit, EvalId, Member, UpdateMember
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
 from hpc_es.params.models import get_model
+from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 
 T = TypeVar("T")
@@ -223,6 +224,18 @@ def test_an_answer_ends_at_a_stop_string_or_is_truncated(bench: Bench) -> None:
 
 
 @in_every_engine
+def test_an_answer_ends_at_the_end_token(bench: Bench) -> None:
+    async def scenario() -> list[Any]:
+        await bench.engine.perturb(None)
+        flat = SamplingConfig(max_tokens=200, temperature=2.0)
+        return await asyncio.gather(*(bench.engine.generate(PROMPT[:4], flat, seed=seed) for seed in range(6)))
+
+    answers = bench.run(scenario())
+    assert [answer.truncated for answer in answers] == [answer.tokens_out == 200 for answer in answers]
+    assert not all(answer.truncated for answer in answers)
+
+
+@in_every_engine
 def test_a_prompt_is_given_the_room_that_is_left(bench: Bench) -> None:
     bench.run(bench.engine.perturb(None))
     long = (PROMPT * 3)[: MAX_MODEL_LEN - 2]
@@ -357,6 +370,13 @@ def test_cached_prefixes_would_leak_if_they_were_not_reset(bench: Bench, monkeyp
 
 
 @in_vllm
+def test_a_sampling_setting_that_vllm_refuses_is_named(bench: Bench) -> None:
+    bench.run(bench.engine.perturb(None))
+    with pytest.raises(ConfigError, match="temperature"):
+        bench.generate(SamplingConfig(temperature=5.0))
+
+
+@in_vllm
 def test_the_engine_leaves_the_environment_of_its_process_alone(bench: Bench) -> None:
     assert "HF_HUB_OFFLINE" not in os.environ
     assert "VLLM_HOST_IP" not in os.environ
@@ -371,6 +391,24 @@ def test_a_missing_or_quantised_model_is_named(kind: str, tmp_path: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
     with pytest.raises(ModelError, match="gptq"):
         asyncio.run(start_engine(ModelConfig(path=str(folder)), settings(kind), threads=1))
+
+
+def test_cancelled_work_is_waited_for() -> None:
+    async def scenario() -> list[str]:
+        events: list[str] = []
+
+        async def work() -> None:
+            await asyncio.sleep(0.05)
+            events.append("done")
+
+        task = asyncio.create_task(to_the_end(work(), lambda: events.append("cancelled")))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return events
+
+    assert asyncio.run(scenario()) == ["cancelled", "done"]
 
 
 def test_an_untied_head_is_a_tensor_of_its_own(tmp_path: Path) -> None:
@@ -457,6 +495,8 @@ def test_two_ranks_share_the_arena_and_die_with_the_front(model: ModelConfig, re
         front.wait()
         assert len(said["processes"]) == 3
         assert gone_within(said["processes"], seconds=5)
+        assert not Path(said["scratch"]).exists()
+        assert not [path for path in Path("/dev/shm").iterdir() if path.name.startswith(said["shared_memory"])]
     finally:
         front.kill()
     reference.run(reference.engine.update([commit(1)]))

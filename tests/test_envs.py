@@ -6,6 +6,8 @@ import functools
 import pytest
 
 from hpc_es import envs
+from hpc_es.config.schema import Config
+from hpc_es.envs import make_for
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.envs.check import check_env
 from hpc_es.errors import ConfigError, EnvError
@@ -187,3 +189,18 @@ def test_a_value_that_is_not_allowed_names_its_option(options: dict[str, object]
     (name,) = options
     with pytest.raises(ConfigError, match=f"environment sudoku: option {name}="):
         envs.make("sudoku", **options)
+
+
+@pytest.mark.parametrize("given", [{}, {"seed": 3}])
+def test_a_run_evaluates_on_held_out_tasks_whatever_options_it_gives(given):
+    config = Config.model_validate(
+        {
+            "run": {"name": "splits", "num_updates": 1},
+            "model": {"path": "none"},
+            "task": {"env": "sudoku", "options": {"size": 4}, "train": given},
+            "eval": {"options": given},
+        }
+    )
+    train, held_out = (make_for(config, kind) for kind in ("train", "eval"))
+    seen = {train.reset(task).messages for task in range(train.num_tasks)}
+    assert not seen & {held_out.reset(task).messages for task in range(held_out.num_tasks)}

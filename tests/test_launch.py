@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import small_checkpoint
 
 from hpc_es.config import Config
 from hpc_es.errors import ConfigError, LaunchError, ModelError, RunFailed
@@ -30,10 +31,7 @@ class Stage:
     """A run folder with a script for its actors."""
 
     def __init__(self, folder: Path) -> None:
-        self.model = folder / "model"
-        self.model.mkdir()
-        (self.model / "config.json").write_text("{}")
-        (self.model / "model.safetensors").touch()
+        self.model = small_checkpoint.make(folder / "model")
         self.paths = RunPaths(folder / "runs" / "play")
         self.events: list[str] = []
 
@@ -280,6 +278,16 @@ def test_a_begun_run_refuses_another_configuration_and_shows_the_difference(stag
         stage.run(stage.config(sigma=3e-3))
     assert stage.run(stage.config(sigma=2e-3, stop_timeout=1.0)).finished
     assert stage.events == ["changed since the run began: launch.stop_timeout: 5.0 -> 1.0"]
+
+
+def test_arenas_that_do_not_fit_are_refused_before_anything_starts(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_es.params.layout.memory_limit", lambda: 60_000)
+    stage.script(head=[WAITS], local_0=[WAITS])
+    with pytest.raises(ModelError, match=r"4 arenas of .* would fit"):
+        stage.run(stage.config(workers=3))
+    assert stage.num_starts("head") == 0
 
 
 def test_a_model_that_cannot_be_used_is_refused_before_anything_starts(stage: Stage) -> None:

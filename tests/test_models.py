@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_llama import write_tiny_llama
 
 from hpc_es.errors import ConfigError, ModelError
 from hpc_es.params import models
 from hpc_es.params.models import get_model
+from hpc_es.params.tiny_llama import write_tiny_llama
 
 NAME = "smollm2-135m"
 

@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny_llama import write_tiny_llama
 
 from hpc_es import store
+from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal

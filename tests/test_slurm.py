@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from tiny_llama import write_tiny_llama
 
 from hpc_es.config import Config, load, save
 from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch import prepare, slurm
 from hpc_es.launch.logs import find_log
 from hpc_es.launch.slurm_commands import Answer, Slurm, run
+from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.store.journal import JournalWriter

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tiny_llama import write_tiny_llama
 
 from hpc_es import store
 from hpc_es.analysis.verify import verify
@@ -18,6 +17,7 @@ from hpc_es.errors import LaunchError, TransportError
 from hpc_es.launch import slurm
 from hpc_es.launch.slurm import Job, Submission
 from hpc_es.launch.slurm_commands import Slurm
+from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.transport.messages import Status, StatusRequest
 from hpc_es.transport.observer import ask

@@ -116,7 +116,7 @@ class EsConfig(Model):
 class SamplingConfig(Model):
     """How answers are drawn. temperature 0 is greedy."""
 
-    temperature: float = Field(0.0, ge=0)
+    temperature: float = Field(0.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     """0: no limit."""
@@ -131,7 +131,7 @@ class TaskConfig(Model):
     """A name from `hpc-es env list`, or package.module:Class."""
     options: dict[str, Any] = {}
     """Options of the environment, for training and evaluation alike."""
-    train: dict[str, Any] = {"split": "train"}
+    train: dict[str, Any] = {}
     """Laid over `options` for training."""
     step_timeout: Seconds = 60.0
     """Limit of one reset or step of an environment."""
@@ -149,7 +149,7 @@ class EvalConfig(Model):
     """The first so many tasks of the evaluation environment. 0: no evaluation at all."""
     batch: int | None = Field(None, ge=1)
     """Tasks per evaluation; default: es.tasks_per_member."""
-    options: dict[str, Any] = {"split": "eval"}
+    options: dict[str, Any] = {}
     """Laid over `task.options`."""
 
 

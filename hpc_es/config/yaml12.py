@@ -14,6 +14,7 @@ import yaml
 
 from hpc_es.errors import ConfigError
 
+_LINE_SEPARATORS = "\x85\u2028\u2029"
 _INT = re.compile(r"[-+]?[0-9]+")
 _BASED_INT = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -192,6 +193,8 @@ class _Dumper(yaml.SafeDumper):
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     old_tag = yaml.SafeDumper.resolve(dumper, yaml.ScalarNode, text, (True, False))
     style = None if scalar(text) is text and old_tag.endswith(":str") else "'"
+    if any(separator in text for separator in _LINE_SEPARATORS):
+        style = '"'  # the one style in which PyYAML escapes them; elsewhere they would be folded away
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -71,5 +71,5 @@ def _remove_leftovers(scratch: Path) -> None:
     """What nobody else will remove: the engine's folder, and the shared memory that vLLM's CPU ranks name."""
     shutil.rmtree(scratch, ignore_errors=True)
     if ident := os.environ.get("VLLM_DIST_IDENT"):
-        for path in Path("/dev/shm").glob(f"vllm_dist_{ident}*"):
+        for path in Path("/dev/shm").glob(f"{ident}*"):
             path.unlink(missing_ok=True)

@@ -164,17 +164,7 @@ class VllmEngine(Engine):
     ) -> Completion:
         room = answer_room(prompt, sampling.max_tokens, self._engine.max_model_len)
         allowed = choice_tokens(self.tokenizer, choices) if choices is not None else None
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k or -1,
-            presence_penalty=sampling.presence_penalty,
-            max_tokens=1 if allowed else room,
-            stop=list(sampling.stop) if not allowed else None,
-            seed=seed % 2**63,
-            allowed_token_ids=list(allowed) if allowed else None,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        params = _sampling_params(sampling, seed, 1 if allowed else room, list(allowed) if allowed else None)
         output = await self._request(prompt, params)
         answer = output.outputs[0]
         num_tokens = len(answer.token_ids)
@@ -234,6 +224,24 @@ class VllmEngine(Engine):
         return [pid for pid, started in self._processes.items() if is_running(pid, started)]
 
 
+def _sampling_params(sampling: SamplingConfig, seed: int, room: int, only: list[int] | None) -> SamplingParams:
+    """`only`: ids that may be drawn. Errors: ConfigError for a setting that vLLM refuses."""
+    try:
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or -1,
+            presence_penalty=sampling.presence_penalty,
+            max_tokens=room,
+            stop=list(sampling.stop) if only is None else None,
+            seed=seed % 2**63,
+            allowed_token_ids=only,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+    except Exception as error:  # vLLM's validation errors have no base of Python's
+        raise ConfigError(f"vLLM refuses a setting of `sampling`: {error}") from error
+
+
 def _environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str, str]:
     """What the engine's processes inherit. Set outright: values from elsewhere would silently beat the config."""
     variables = {
@@ -241,6 +249,7 @@ def _environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding would put two engines of one node on the same cores
         "OMP_NUM_THREADS": str(threads),
         "VLLM_RPC_BASE_PATH": str(scratch),
+        "TMPDIR": str(scratch),
         "VLLM_HOST_IP": "127.0.0.1",  # one engine never spans nodes; the right interface need not be guessed
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -39,9 +39,16 @@ def make(name: str, **options: Any) -> Env:
 
 
 def make_for(config: Config, kind: Kind) -> Env:
-    """The environment that a run trains on, or is evaluated on. Errors: as `make`."""
+    """The environment that a run trains on, or is evaluated on. Errors: as `make`.
+
+    An environment that knows splits gets the right one by itself, so that nobody evaluates on training tasks by
+    forgetting to say so.
+    """
     laid_over = config.task.train if kind == "train" else config.eval.options
-    return make(config.task.env, **{**config.task.options, **laid_over})
+    options = {**config.task.options, **laid_over}
+    if "split" in inspect.signature(_find(config.task.env)).parameters:
+        options.setdefault("split", kind)
+    return make(config.task.env, **options)
 
 
 def _find(name: str) -> type[Env]:

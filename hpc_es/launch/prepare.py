@@ -16,6 +16,7 @@ from typing import IO
 from hpc_es.config import Config, compare, load, save
 from hpc_es.errors import ConfigError, LaunchError, ModelError
 from hpc_es.head.tasks import count_tasks
+from hpc_es.params import check_memory
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Stopped
@@ -35,6 +36,7 @@ def is_finished(paths: RunPaths) -> bool:
 def check(config: Config) -> None:
     """Find what would make the head or every worker fail at its start. Errors: ModelError, ConfigError, EnvError."""
     check_model(Path(config.model.path))
+    check_memory(config.model.path, num_arenas=config.launch.workers + 1)  # the head has one too
     count_tasks(config)
 
 

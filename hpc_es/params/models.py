@@ -57,15 +57,20 @@ MODELS = {
 }
 
 
+TINY_LLAMA = "tiny-llama"
+"""Random weights, made here: for smoke tests of everything but the quality of answers."""
+
+
 def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
     """Make `dest` a Hugging Face folder (config, tokenizer with chat template, safetensors) of the model `name`.
 
     A complete folder is reused. `say` gets one plain line per step.
     Errors: ConfigError for an unknown name or a `dest` that holds something else, ModelError when no source answers.
     """
-    if name not in MODELS:
-        close = difflib.get_close_matches(name.lower(), MODELS, n=1, cutoff=0.4)
-        hint = f"did you mean {close[0]!r}" if close else f"known: {', '.join(MODELS)}"
+    known = [*MODELS, TINY_LLAMA]
+    if name not in known:
+        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
+        hint = f"did you mean {close[0]!r}" if close else f"known: {', '.join(known)}"
         raise ConfigError(f"unknown model {name!r} ({hint}). Any local Hugging Face folder also works as model.path")
     dest = Path(dest)
     if _is_complete(dest, name):
@@ -76,7 +81,7 @@ def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}.", dir=dest.parent) as scratch:
         folder = Path(scratch, "model")
-        source = _fetch(MODELS[name], folder, say)
+        source = _fetch(MODELS[name], folder, say) if name in MODELS else _make_tiny_llama(folder)
         _write_manifest(folder, name, source)
         try:
             os.rename(folder, dest)
@@ -85,6 +90,13 @@ def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
                 raise
     say(f"{name}: written to {dest} from {source}")
     return dest
+
+
+def _make_tiny_llama(folder: Path) -> str:
+    from hpc_es.params.tiny_llama import write_tiny_llama
+
+    write_tiny_llama(folder)
+    return "random weights"
 
 
 def _fetch(source: Source, folder: Path, say: Say) -> str:

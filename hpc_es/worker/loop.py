@@ -24,6 +24,7 @@ from hpc_es.engine.base import Engine
 from hpc_es.errors import ConfigError, EnvError, StoreError, TransportError
 from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.noise.reference import TABLE_CRC32
+from hpc_es.params import check_memory
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.transport import messages
@@ -63,6 +64,7 @@ def run_worker(run_dir: Path, seat: str, *, local: bool = False) -> int:
 
 async def _work(paths: RunPaths, config: Config, seat: str, local: bool) -> Ended:
     threads = config.engine.threads or _share_of_cpus(config, local)
+    check_memory(config.model.path)
     engine = await start_engine(config.model, config.engine, threads=threads)
     try:
         worker = Worker(paths, config, seat, engine)
@@ -249,10 +251,10 @@ class Worker:
     async def _evaluate(self, assignment: Assignment) -> None:
         """Measure one member and report. An engine that fails ends the worker, not the evaluation."""
         started = time.monotonic()
+        await self._probe_if_due(assignment.version)
         await self._go_to(assignment.version)
         updated = time.monotonic()
         await self.engine.perturb(assignment.member)
-        await self._probe_if_due()
         perturbed = time.monotonic()
         episodes: tuple[Episode, ...] = ()
         error = None
@@ -275,11 +277,12 @@ class Worker:
         now = time.monotonic()
         self.client.send(messages.Report(self.name, result, now - started, now - finished))
 
-    async def _probe_if_due(self) -> None:
+    async def _probe_if_due(self, version: int) -> None:
+        """Compare the live weights with the arena while they still are the member that was last evaluated."""
         every = self.config.engine.probe_every
-        if every and self.engine.version >= self._probed + every:
+        if every and version >= self._probed + every:
             await self.engine.probe()
-            self._probed = self.engine.version
+            self._probed = version
 
     async def _abandon(self, reason: str) -> None:
         """Stop the running evaluation, if any, and give it back."""
