@@ -136,7 +136,10 @@ class Slurm:
         return tuple(sorted(set(answer.out.split()))) if answer.code == 0 else ()
 
     def statuses(self, job_ids: Sequence[str]) -> list[JobStatus]:
-        """Every job and every element of every array among `job_ids`, in order. Errors: LaunchError without squeue."""
+        """Every job and every element of every array among `job_ids`, in order. Errors: LaunchError without squeue.
+
+        Elements that were cancelled before they started are one entry with the name of the array, or none.
+        """
         queued = self._ask_controller(job_ids)
         known = {status.name: status for status in queued or ()}
         lost = [job_id for job_id in job_ids if not any(_belongs(name, job_id) for name in known)]
@@ -180,7 +183,8 @@ def _parse(text: str) -> Iterator[JobStatus]:
         word = re.match(r"[A-Z_]+", state)  # "CANCELLED by 1000", "COMPLETED+"
         if word:
             node = "" if nodes in ("None assigned", "(null)", "N/A") else nodes
-            why = "" if reason in ("None", "(null)") else reason
+            # a job that was cancelled in the queue keeps the reason why it waited
+            why = "" if reason in ("None", "(null)") or word[0] == "CANCELLED" else reason
             for one in _expand(name):
                 running = word[0] in ("RUNNING", "COMPLETING", "SUSPENDED")
                 yield JobStatus(one, word[0], why, node, _seconds_left(left) if running else None)
