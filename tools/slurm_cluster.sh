@@ -52,7 +52,7 @@ slurmd_pid() { echo "$root/run/slurmd.$1.pid"; }
 is_node() { node_names | grep -qxF -- "$1" || fail "$1 is none of the nodes $(node_names | xargs)"; }
 
 install_packages() {
-    local wanted=(slurmctld slurmd slurm-client munge) missing=() package
+    local wanted=(slurmctld slurmd slurm-client munge procps) missing=() package
     ((accounting)) && wanted+=(slurmdbd mariadb-server-core mariadb-client-core)
     for package in "${wanted[@]}"; do
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || missing+=("$package")
