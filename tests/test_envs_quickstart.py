@@ -22,7 +22,7 @@ def make(config: Config, laid_over: dict[str, Any]) -> Env:
     return envs.make(config.task.env, **(config.task.options | laid_over))
 
 
-def test_no_solved_grid_of_a_held_out_task_is_trained_on_or_shown_as_an_example(config: Config) -> None:
+def test_no_solved_grid_of_a_held_out_task_is_trained_on(config: Config) -> None:
     train, held_out = make(config, config.task.train), make(config, config.eval.options)
     assert isinstance(train, Sudoku)
     assert isinstance(held_out, Sudoku)
