@@ -201,6 +201,49 @@ def test_a_stop_request_checkpoints_and_sends_the_workers_home():
     assert worker.gone
 
 
+def test_a_head_that_comes_back_sends_nobody_home():
+    stage = Stage(make_config(run={"num_updates": 50}))
+    worker = stage.add_worker("seat-0")
+    while stage.core.ledger.version < 3:
+        stage.move(stage.moves()[0])
+    stage.handle(StopAsked("SIGUSR2", comes_back=True))
+    assert not stage.run().finished
+    while stage.to_workers:
+        stage.deliver_to_worker()
+    assert not worker.gone
+    stage.exit = None
+    stage.start_head()
+    assert stage.run().finished
+
+
+def test_a_draining_worker_gets_nothing_more_and_what_it_hands_back_is_done_by_others():
+    stage = Stage(make_config())
+    leaving = stage.add_worker("seat-0")
+    while leaving.current is None:
+        stage.move(stage.moves()[0])
+    held, leaving.current = leaving.current.eval_id, None
+    stage.to_head.append(messages.Draining(leaving.name, "its job is nearly over"))
+    stage.to_head.append(messages.HandBack(leaving.name, held, "no time is left for it"))
+    stage.add_worker("seat-1")
+    stage.run()
+    leases = [record for record in records_of(stage, journal.Leased) if record.worker == leaving.name]
+    assert [record.eval_id for record in leases] == [held]
+    assert stage.commits() == undisturbed().commits()
+
+
+def test_a_worker_that_is_drained_on_request_finishes_what_it_holds_and_is_sent_home():
+    stage = Stage(make_config())
+    leaving = stage.add_worker("seat-0")
+    while leaving.current is None:
+        stage.move(stage.moves()[0])
+    stage.to_head.append(messages.DrainRequest("seat-0"))
+    stage.add_worker("seat-1")
+    stage.run()
+    assert leaving.gone
+    assert [r.worker for r in records_of(stage, journal.Reported)].count(leaving.name) == 1
+    assert stage.commits() == undisturbed().commits()
+
+
 def test_a_commit_is_broadcast_to_the_epoch_and_announced_inline_to_others():
     stage = Stage(make_config(run={"num_updates": 6}))
     stage.add_worker("seat-0")

@@ -1,16 +1,18 @@
 """How a worker reaches a version, and what it does with orders of the head. The engine only counts versions."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
-from theatre import make_config
+from theatre import Stage, make_config
 
 from hpc_es.engine.base import EngineInfo
 from hpc_es.errors import StoreError
-from hpc_es.es.records import Commit
+from hpc_es.es.records import Commit, EvalId
 from hpc_es.paths import RunPaths
 from hpc_es.transport import messages
+from hpc_es.worker.budget import Budget
 from hpc_es.worker.loop import Worker
 
 
@@ -63,7 +65,7 @@ def make_worker(folder: Path, checkpoints: tuple[int, ...] = (), deaf: int = 0) 
     for version in checkpoints:
         paths.checkpoint(version).mkdir(parents=True)
     engine = CountingEngine()
-    worker = Worker(paths, make_config(transport={"backend": "none"}), "seat", engine)  # type: ignore[arg-type]
+    worker = Worker(paths, make_config(transport={"backend": "none"}), "seat", engine, Budget())  # type: ignore[arg-type]
     head = Head(worker, 100, deaf)
     worker.client = head  # type: ignore[assignment]
     return worker, engine, head
@@ -136,8 +138,6 @@ def test_an_announced_commit_is_kept_or_fetched_when_its_broadcast_fails(tmp_pat
 
 def test_a_second_assignment_while_one_runs_is_handed_back(tmp_path):
     worker, _, head = make_worker(tmp_path)
-    from theatre import Stage
-
     stage = Stage(make_config())
     assignments = [entry.assignment for entry in stage.core.ledger.entries.values()][:2]
 
@@ -149,6 +149,18 @@ def test_a_second_assignment_while_one_runs_is_handed_back(tmp_path):
 
     asyncio.run(hear())
     assert [type(message) for message in head.heard] == [messages.HandBack]
+
+
+def test_work_that_would_not_end_in_time_is_handed_back_and_the_worker_ends(tmp_path):
+    worker, _, head = make_worker(tmp_path)
+    worker.budget = Budget(time.time() + 60)
+    worker.budget.note(100.0)
+    assignment = Stage(make_config()).core.ledger.entries[EvalId(0, 0)].assignment
+    asyncio.run(worker._handle(messages.Work(assignment)))
+    assert [type(message) for message in head.heard] == [messages.HandBack, messages.Draining]
+    ended = worker._inbox.get_nowait()
+    assert ended.out_of_time
+    assert worker._evaluation is None
 
 
 def test_a_worker_that_was_refused_says_why(tmp_path):

@@ -255,7 +255,7 @@ def head(
     if _be_role(paths, "head", parent):
         from hpc_es.launch.slurm_role import be_head
 
-        raise typer.Exit(be_head(paths))
+        raise typer.Exit(be_head(paths, Place.here()))
     from hpc_es.head.loop import run_head
 
     raise typer.Exit(run_head(paths.root, local=local))
@@ -272,7 +272,7 @@ def worker(
     if _be_role(paths, "worker", parent):
         from hpc_es.launch.slurm_role import be_worker
 
-        raise typer.Exit(be_worker(paths, seat))
+        raise typer.Exit(be_worker(paths, seat, Place.here()))
     from hpc_es.worker.loop import run_worker
 
     raise typer.Exit(run_worker(paths.root, seat, local=parent is not None))

@@ -73,6 +73,8 @@ class Tick:
 @dataclass(frozen=True)
 class StopAsked:
     reason: str
+    comes_back: bool = False
+    """A head of this run will start again elsewhere: the workers are not sent home."""
 
 
 Event = Received | Updated | CheckpointSaved | GroupUp | GroupFailed | Tick | StopAsked
@@ -93,6 +95,7 @@ class Core:
         self.schedule = Sync(config.es.population, config.run.num_updates)
         self.crew = Crew()
         self.stopping: str | None = None
+        self.comes_back = False
         self.notes: list[str] = []
         self._out: list[Instruction] = []
         self._now = 0.0
@@ -126,8 +129,9 @@ class Core:
                 self._end_epoch(epoch, detail)
             case Tick():
                 self._expire()
-            case StopAsked(reason=reason):
+            case StopAsked(reason=reason, comes_back=comes_back):
                 self.stopping = self.stopping or reason
+                self.comes_back = comes_back
         self._advance()
         return self._take()
 
@@ -165,6 +169,13 @@ class Core:
             case messages.EpochReady(worker=worker, epoch=epoch, ok=ok, detail=detail):
                 if not ok:
                     self._end_epoch(epoch, f"{worker}: {detail}")
+            case messages.Draining(worker=worker, reason=reason):
+                for drained in self.crew.called(worker):
+                    drained.state = "draining"
+                    self.note("info", f"worker {worker} takes no more work", reason)
+            case messages.DrainRequest(who=who):
+                for drained in self.crew.called(who):
+                    drained.state, drained.dismissal = "draining", "drained on request"
             case messages.Goodbye(worker=worker, reason=reason):
                 self._lose(worker, reason)
             case messages.StopRequest(reason=reason):
@@ -189,7 +200,7 @@ class Core:
             self._append(journal.Joined(self._now, hello.worker, hello.seat, hello.host, hello.pid, hello.facts))
         worker = self.crew.join(hello, self._now)
         self._send(worker.name, messages.Welcome(self.ledger.version, self.config_digest))
-        if self.stopping is not None:
+        if self.stopping is not None and not self.comes_back:
             self._send(worker.name, messages.Leave(self.stopping, False))
         if worker.lease is not None and worker.lease != hello.holding:
             self._drop_lease(worker.name, worker.lease, "the worker does not hold it any more")
@@ -320,6 +331,9 @@ class Core:
                     break
                 self._lease(entry, worker)
                 self._send(worker.name, messages.Work(entry.assignment))
+        for worker in self.crew.going_home():
+            self._send(worker.name, messages.Leave(worker.dismissal or "", False))
+            self._lose(worker.name, worker.dismissal or "")
         self._exit_if_done()
 
     def _commit_is_due(self) -> bool:
@@ -399,8 +413,9 @@ class Core:
     def _exit(self, reason: str, *, finished: bool, failed: bool = False) -> None:
         self._exited = True
         self._append(journal.Stopped(self._now, reason, finished))
-        for name in self.crew.workers:
-            self._send(name, messages.Leave(reason, finished))
+        if finished or failed or not self.comes_back:
+            for name in self.crew.workers:
+                self._send(name, messages.Leave(reason, finished))
         self._out.append(Exit(reason, finished, failed))
 
     def _fail(self, error: str) -> None:

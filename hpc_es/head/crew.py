@@ -21,7 +21,9 @@ class Worker:
     collective: Backend
     joined_at: float
     seen_at: float
-    state: Literal["ready", "rebuilding"] = "ready"
+    state: Literal["ready", "draining", "rebuilding"] = "ready"
+    dismissal: str | None = None
+    """Why it is sent home as soon as it holds nothing."""
     lease: EvalId | None = None
     rebuilds: int = 0
     num_results: int = 0
@@ -51,7 +53,8 @@ class Crew:
         if worker is None:
             worker = Worker(hello.worker, hello.seat, hello.host, hello.collective, joined_at=now, seen_at=now)
             self.workers[hello.worker] = worker
-        worker.state, worker.seen_at = "ready", now
+        worker.state = "draining" if hello.draining or worker.dismissal else "ready"
+        worker.seen_at = now
         return worker
 
     def leave(self, name: str) -> Worker | None:
@@ -65,6 +68,14 @@ class Crew:
 
     def in_seat(self, seat: str) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.seat == seat]
+
+    def called(self, who: str) -> list[Worker]:
+        """By seat or by name."""
+        return [worker for worker in self.workers.values() if who in (worker.seat, worker.name)]
+
+    def going_home(self) -> list[Worker]:
+        """Dismissed, and holding nothing any more."""
+        return [worker for worker in self.workers.values() if worker.dismissal and worker.lease is None]
 
     def idle(self) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.state == "ready" and worker.lease is None]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from hpc_es import __version__
@@ -46,7 +46,7 @@ from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.transport.address import resolve_host
 from hpc_es.transport.collective import Backend, EpochFailed, EpochUp, HeadCollective, available_backend
 from hpc_es.transport.control import HeadServer
-from hpc_es.transport.messages import Leave, StatusRequest, StopRequest
+from hpc_es.transport.messages import DrainRequest, Leave, StatusRequest, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,11 @@ class Clock:
 
 
 def run_head(run_dir: Path, *, local: bool) -> int:
-    """Be the head of a run until it ends. Exit code 0: all is done, 3: it was stopped, 1: it gave up.
+    """Be the head of a run until it ends. Exit code 0: all is done, 3: it was stopped, 1: it gave up, 4: its job is
+    nearly over (SIGUSR2) and should be queued again.
 
-    `local`: all workers run on this machine, so loopback is a good address.
+    `local`: all workers run on this machine, so loopback is a good address, and SIGTERM ends them too. A scheduler
+    sends SIGTERM also to a job that it will start again; then the workers find out what has become of their head.
 
     Errors: ConfigError, ModelError, StoreError (Superseded when a newer head has taken over), RunFailed.
     """
@@ -77,12 +79,15 @@ def run_head(run_dir: Path, *, local: bool) -> int:
     log.info("head ends: %s", outcome.reason)
     if outcome.failed:
         return 1
-    return 0 if outcome.finished else 3
+    if outcome.finished:
+        return 0
+    return 4 if head.out_of_time else 3
 
 
 class Head:
     def __init__(self, paths: RunPaths, config: Config, *, local: bool) -> None:
-        self.paths, self.config = paths, config
+        self.paths, self.config, self.local = paths, config, local
+        self.out_of_time = False
         self.clock = Clock()
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
         self._arena_pool = ThreadPoolExecutor(1, "arena")
@@ -153,8 +158,8 @@ class Head:
 
     def run(self) -> Exit:
         """Until the core says Exit. Errors: StoreError, RunFailed, whatever broke in the arena's thread."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda number, frame: self._post(StopAsked(signal.Signals(number).name)))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
+            signal.signal(number, self._signalled)
         self._perform(self.core.start(self.clock()))
         next_tick = self.clock() + TICK_S
         while self._outcome is None:
@@ -163,7 +168,7 @@ class Head:
                 message = envelope.message
                 if not isinstance(message, StatusRequest):
                     instructions += self.core.handle(Received(message), self.clock())
-                if isinstance(message, StatusRequest | StopRequest):
+                if isinstance(message, StatusRequest | StopRequest | DrainRequest):
                     self.server.send(peer, status(self.core, self.anchor, self.clock()))
             for event in self._drain():
                 instructions += self.core.handle(event, self.clock())
@@ -172,6 +177,10 @@ class Head:
                 instructions += self._tick()
             self._perform(instructions)
         return self._outcome
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self.out_of_time |= number == signal.SIGUSR2
+        self._post(StopAsked(signal.Signals(number).name, comes_back=self.out_of_time or not self.local))
 
     def _tick(self) -> list[Instruction]:
         if self.journal.superseded():

@@ -130,6 +130,15 @@ class Slurm:
         if answer.code and "Invalid job id" not in answer.error:
             raise LaunchError(f"scancel: {answer.error}")
 
+    def requeue(self, name: str) -> None:
+        """Have a job start again, from the queue. `name` is 12 or 12_3: with 12 a whole array would be requeued.
+
+        Errors: LaunchError when the controller refuses.
+        """
+        answer = self._run(["scontrol", "requeue", name])
+        if answer.code:
+            raise LaunchError(f"scontrol requeue {name}: {answer.error}")
+
     def partitions(self) -> tuple[str, ...]:
         """Those that there are; empty when sinfo does not say."""
         answer = self._run(["sinfo", "--noheader", "--format=%R"])

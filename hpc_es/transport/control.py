@@ -210,6 +210,11 @@ class HeadClient:
         self._outbox.append(message)
         self._wake.set()
 
+    @property
+    def silence_s(self) -> float:
+        """How long ago the head was last heard."""
+        return time.monotonic() - self._heard_at
+
     def flush(self, timeout_s: float) -> bool:
         """Wait until every report is acknowledged. False when some are not in time."""
         with self._changed:

@@ -36,6 +36,8 @@ class Hello(Message, frozen=True):
     """The evaluation that it is working on."""
     protocol: int = PROTOCOL
     collective: Literal["none", "gloo", "nccl"] = "none"
+    draining: bool = False
+    """It takes no work, as after Draining."""
     """Backend of the collective plane that this worker can join: none, gloo or nccl."""
 
 
@@ -57,6 +59,13 @@ class HandBack(Message, frozen=True):
 
     worker: str
     eval_id: EvalId
+    reason: str
+
+
+class Draining(Message, frozen=True):
+    """The worker takes no more work: it finishes what it holds or hands it back, and says goodbye."""
+
+    worker: str
     reason: str
 
 
@@ -86,6 +95,13 @@ class Goodbye(Message, frozen=True):
 
 class StatusRequest(Message, frozen=True):
     """Anyone who holds the workers' key may ask."""
+
+
+class DrainRequest(Message, frozen=True):
+    """Ask the head to give these workers nothing more, and to send them home when they hold nothing."""
+
+    who: str
+    """A seat, or the name of one incarnation."""
 
 
 class StopRequest(Message, frozen=True):
@@ -169,7 +185,7 @@ class WorkerStatus(Struct, frozen=True):
     seat: str
     host: str
     state: str
-    """idle, busy or rebuilding."""
+    """idle, busy, draining or rebuilding."""
     version: int
     busy_share: float
     useful_share: float
@@ -204,11 +220,13 @@ AnyMessage = (
     | Heartbeat
     | Report
     | HandBack
+    | Draining
     | Fetch
     | EpochReady
     | Goodbye
     | StatusRequest
     | StopRequest
+    | DrainRequest
     | Welcome
     | Unknown
     | Refused

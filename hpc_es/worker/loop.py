@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from hpc_es.place import Place
 from hpc_es.transport import messages
 from hpc_es.transport.collective import Backend, WorkerCollective, available_backend, sha256
 from hpc_es.transport.control import HeadClient
+from hpc_es.worker.budget import Budget
 from hpc_es.worker.rollout import Player
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 FETCH_RETRY_S = 5.0
 FAREWELL_S = 2.0
 """How long a leaving worker waits for the acknowledgement of what it has reported."""
+LOOKOUT_S, SILENCE_S = 5.0, 15.0
+"""How often the worker looks whether its head is silent, and the silence that makes it ask why."""
 CHECKPOINT_WORTH = 2
 """Commits that a checkpoint must save before it is loaded: reading one costs about as much as replaying two members."""
 
@@ -47,41 +50,76 @@ class Ended:
 
     reason: str
     finished: bool
+    out_of_time: bool = False
+    """Its job should be queued again."""
 
 
-def run_worker(run_dir: Path, seat: str, *, local: bool = False) -> int:
-    """Be a worker of a run until it ends. Exit code 0: the run is done, 3: sent home or stopped before that.
+def nobody_knows() -> str | None:
+    return None
 
-    Errors: ConfigError when the head refuses this worker, TransportError when there is no head for too long,
-    ModelError, EngineError.
+
+def run_worker(
+    run_dir: Path,
+    seat: str,
+    *,
+    local: bool = False,
+    ends_at: float | None = None,
+    head_is_gone: Callable[[], str | None] = nobody_knows,
+) -> int:
+    """Be a worker of a run until it ends. Exit code 0: the run is done, 3: sent home or stopped before that, 4: its job
+    is nearly over (SIGUSR2, or no time for another evaluation) and should be queued again.
+
+    `local`: this machine's CPUs serve all workers of the run. `ends_at`: when the job ends, in seconds since the epoch.
+    `head_is_gone` is asked while the head is silent, and says why it will not come back. Errors: ConfigError when the
+    head refuses this worker, TransportError when there is no head for too long, ModelError, EngineError.
     """
     paths = RunPaths(run_dir)
     config = load(paths.config).config
-    ended = asyncio.run(_work(paths, config, seat, local))
-    log.info("worker ends: %s", ended.reason)
-    return 0 if ended.finished else 3
-
-
-async def _work(paths: RunPaths, config: Config, seat: str, local: bool) -> Ended:
     threads = config.engine.threads or _share_of_cpus(config, local)
+    ended = asyncio.run(_work(paths, config, seat, threads, Budget(ends_at), head_is_gone))
+    log.info("worker ends: %s", ended.reason)
+    if ended.finished:
+        return 0
+    return 4 if ended.out_of_time else 3
+
+
+async def _work(
+    paths: RunPaths,
+    config: Config,
+    seat: str,
+    threads: int,
+    budget: Budget,
+    head_is_gone: Callable[[], str | None],
+) -> Ended:
     check_memory(config.model.path)
     engine = await start_engine(config.model, config.engine, threads=threads)
     try:
-        worker = Worker(paths, config, seat, engine)
-        return await worker.run()
+        return await Worker(paths, config, seat, engine, budget, head_is_gone).run()
     finally:
         await engine.close()
 
 
 def _share_of_cpus(config: Config, local: bool) -> int:
-    """Threads for one engine. `local`: this machine's CPUs serve all workers of the run."""
+    """Threads for one engine."""
     usable = len(os.sched_getaffinity(0))
     return max(1, usable // config.launch.workers if local else min(usable, Place.here().cpus or usable))
 
 
 class Worker:
-    def __init__(self, paths: RunPaths, config: Config, seat: str, engine: Engine) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        config: Config,
+        seat: str,
+        engine: Engine,
+        budget: Budget,
+        head_is_gone: Callable[[], str | None] = nobody_knows,
+    ) -> None:
         self.paths, self.config, self.seat, self.engine = paths, config, seat, engine
+        self.budget = budget
+        self._head_is_gone = head_is_gone
+        self._draining = False
+        self._began = 0.0
         self.place = Place.here()
         attempt = f".{self.place.attempt}" if self.place.job else ""
         self.name = f"{seat}{attempt}.{uuid.uuid4().hex[:8]}"
@@ -93,7 +131,7 @@ class Worker:
         self._holding: EvalId | None = None
         self._side_jobs: set[asyncio.Task[None]] = set()
         self._probed = 0
-        self._inbox: asyncio.Queue[messages.AnyMessage | BaseException] = asyncio.Queue()
+        self._inbox: asyncio.Queue[messages.AnyMessage | Ended | BaseException] = asyncio.Queue()
         self._offer: Backend = "none" if config.transport.backend == "none" else available_backend()
         self._collective = WorkerCollective(config.transport.collective_timeout)
         self._in_collective = asyncio.Lock()  # its calls block and take turns, in the order of the head's messages
@@ -103,6 +141,9 @@ class Worker:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._inbox.put_nowait, messages.Leave(number.name, False))
+
+        loop.add_signal_handler(signal.SIGUSR2, self._last_call)
+        self._beside(self._watch_head())
 
         def deliver(item: messages.AnyMessage | BaseException) -> None:
             loop.call_soon_threadsafe(self._inbox.put_nowait, item)
@@ -122,6 +163,8 @@ class Worker:
                 item = await self._inbox.get()
                 if isinstance(item, BaseException):
                     raise item
+                if isinstance(item, Ended):
+                    return item
                 ended = await self._handle(item)
                 if ended is not None:
                     return ended
@@ -171,6 +214,7 @@ class Worker:
             base_digest=self.engine.info.base_digest,
             facts=facts,
             holding=self._holding,
+            draining=self._draining,
             collective=self._offer,
         )
 
@@ -244,6 +288,11 @@ class Worker:
         if self._evaluation is not None and not self._evaluation.done():
             self.client.send(messages.HandBack(self.name, assignment.eval_id, "another evaluation is running"))
             return
+        if self._draining or not self.budget.fits():
+            self.client.send(messages.HandBack(self.name, assignment.eval_id, "no time is left for it"))
+            self._last_call()
+            return
+        self._began = time.monotonic()
         self._holding = assignment.eval_id
         self._evaluation = asyncio.create_task(self._evaluate(assignment))
         self._evaluation.add_done_callback(self._surface)
@@ -276,6 +325,29 @@ class Worker:
         self._holding = None
         now = time.monotonic()
         self.client.send(messages.Report(self.name, result, now - started, now - finished))
+        self.budget.note(now - started)
+        if self._draining or not self.budget.fits():
+            self._last_call()
+
+    def _last_call(self) -> None:
+        """Take no more work; leave once the running evaluation has ended, or at once when it would not end in time."""
+        if not self._draining:
+            self._draining = True
+            self.client.send(messages.Draining(self.name, "its job is nearly over"))
+        elapsed = time.monotonic() - self._began
+        if self._holding is None or not (self.budget.end_is_near and self.budget.fits(elapsed)):
+            self._inbox.put_nowait(Ended("its job is nearly over", finished=False, out_of_time=True))
+
+    async def _watch_head(self) -> None:
+        """While the head is silent, ask whether it will ever come back."""
+        while True:
+            await asyncio.sleep(LOOKOUT_S)
+            if self.client.silence_s < SILENCE_S:
+                continue
+            reason = await asyncio.to_thread(self._head_is_gone)
+            if reason is not None:
+                self._inbox.put_nowait(Ended(f"the head is gone: {reason}", finished=False))
+                return
 
     async def _probe_if_due(self, version: int) -> None:
         """Compare the live weights with the arena while they still are the member that was last evaluated."""
