@@ -15,6 +15,7 @@ from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch import prepare, slurm
 from hpc_es.launch.logs import find_log
 from hpc_es.launch.slurm_commands import Answer, Slurm, run
+from hpc_es.launch.slurm_role import head_is_gone
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
@@ -326,6 +327,25 @@ def test_a_job_whose_role_never_began_has_slurms_output_for_a_log(logs: RunPaths
 def test_a_log_that_is_not_there_is_told_with_those_that_are(logs: RunPaths) -> None:
     with pytest.raises(ConfigError, match=r"no log of '7'; there are: head-18.0, .*head-18.1"):
         find_log(logs, "7")
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        ({"101": "CANCELLED"}, "job 101 is CANCELLED"),
+        ({"101": "PENDING"}, None),
+        ({"101": "CANCELLED", "104": "RUNNING"}, None),
+        ({"101": "CANCELLED", "104": "FAILED"}, "job 104 is FAILED"),
+        ({}, None),
+    ],
+)
+def test_a_head_is_gone_when_no_job_of_it_can_come_back(tmp_path: Path, states: dict, reason: str | None) -> None:
+    cluster, paths = Cluster(), RunPaths(tmp_path)
+    cluster.states.update(states)
+    for job_id in states:
+        slurm.record(paths, job_id, "head")
+    slurm.record(paths, "50", "worker")
+    assert head_is_gone(paths, cluster.slurm) == reason
 
 
 # --- login nodes ----------------------------------------------------------------------------------------------------

@@ -88,6 +88,12 @@ def seats(paths: RunPaths) -> set[str]:
     return {worker.seat for worker in now.workers} if now else set()
 
 
+def workers(paths: RunPaths) -> set[str]:
+    """Incarnations that the head knows."""
+    now = status(paths)
+    return {worker.worker for worker in now.workers} if now else set()
+
+
 def wait_for_version(submission: Submission, version: int) -> None:
     def there() -> bool:
         assert not Job(submission.head.job_id, "head", Slurm()).status()[0].is_final, "the head has ended"
@@ -174,6 +180,27 @@ def test_a_cancelled_run_goes_on_where_it_stopped(settings: Callable[..., Config
     report = verify(again.paths.root, say=lambda text: None)
     assert report.ok
     assert len(store.read(again.paths.root).updates) == 6
+
+
+def test_jobs_told_of_their_end_are_queued_again_and_workers_do_not_outlive_their_head(
+    settings: Callable[..., Config], queue: Slurm
+) -> None:
+    submission = slurm.submit(settings("run.num_updates=1000"))
+    paths, head, element = submission.paths, submission.head.job_id, f"{submission.workers.job_id}_0"
+    wait_for_version(submission, 1)
+    queue.cancel([element], "--batch", "--signal=USR2")
+    wait_until(lambda: any(name.startswith(f"{element}.1.") for name in workers(paths)), "the worker did not return")
+    states = {status.name: status.state for status in submission.workers.status()}
+    assert states == {element: "RUNNING", f"{submission.workers.job_id}_1": "RUNNING"}
+
+    queue.cancel([head], "--batch", "--signal=USR2")
+    wait_until(lambda: (now := status(paths)) is not None and now.generation == 2, "the head did not return")
+    wait_until(lambda: len(workers(paths)) == 2, "the workers did not follow the head")
+    submission.head.cancel()
+    assert submission.head.wait(60) == "CANCELLED"
+    assert submission.workers.wait(60) == "FAILED"
+    assert f"the head is gone: job {head} is CANCELLED" in hpc_es("logs", paths.root, element)
+    assert verify(paths.root, say=lambda text: None).ok
 
 
 @pytest.mark.vllm
