@@ -348,6 +348,31 @@ def test_a_head_is_gone_when_no_job_of_it_can_come_back(tmp_path: Path, states: 
     assert head_is_gone(paths, cluster.slurm) == reason
 
 
+def test_a_job_told_of_its_end_while_it_loads_is_queued_again(tmp_path: Path) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
+    scontrol.chmod(0o755)
+    code = f"""
+import os, signal, time
+from pathlib import Path
+from hpc_es.launch.slurm_role import enter
+from hpc_es.paths import RunPaths
+from hpc_es.place import Place
+paths = RunPaths(Path({str(tmp_path / "run")!r}))
+paths.root.mkdir()
+enter(paths, "worker", Place.here())
+os.kill(os.getpid(), signal.SIGUSR2)
+time.sleep(60)
+"""
+    job = {"SLURM_JOB_ID": "21", "SLURM_ARRAY_JOB_ID": "19", "SLURM_ARRAY_TASK_ID": "1"}
+    environment = {**os.environ, **job, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.returncode == 4
+    assert (tmp_path / "asked").read_text() == "requeue 19_1\n"
+    assert (tmp_path / "run" / "logs" / "worker-19_1.0.log").exists()
+    assert (tmp_path / "run" / "slurm" / "19.json").exists()
+
+
 # --- login nodes ----------------------------------------------------------------------------------------------------
 
 
