@@ -192,22 +192,6 @@ def test_examples_lead_every_short_prompt_and_are_right(action: str) -> None:
             assert digit not in "".join(held)
 
 
-def test_always_the_same_digit_earns_the_same_on_every_balanced_puzzle() -> None:
-    env = Sudoku(size=4, balanced=True, num_tasks=20, action="digit", partial_credit=True)
-    for task in range(20):
-        for digit in "1234":
-            env.reset(task)
-            results = [env.step(digit) for _ in range(4)]
-            assert results[-1].reward == 0.25
-
-
-def test_balanced_puzzles_are_generated_and_have_a_multiple_of_size_blanks() -> None:
-    with pytest.raises(ConfigError, match="blanks=5: with balanced it is a multiple of size, 4"):
-        make("sudoku", size=4, blanks=5, balanced=True)
-    with pytest.raises(ConfigError, match="only generated puzzles are balanced"):
-        make("sudoku", balanced=True, path="puzzles.jsonl")
-
-
 def test_a_full_prompt_takes_no_examples() -> None:
     with pytest.raises(ConfigError, match="examples=2: only a short prompt"):
         make("sudoku", examples=2)

@@ -31,14 +31,6 @@ def test_the_puzzles_of_a_split_differ_from_one_another() -> None:
     assert len({puzzle.givens for puzzle in puzzles}) == 400
 
 
-@pytest.mark.parametrize(("size", "blanks"), [(4, 4), (4, 8), (9, 9), (9, 18)])
-def test_the_empty_cells_of_a_balanced_puzzle_hold_every_digit_equally_often(size: int, blanks: int) -> None:
-    for puzzle in generate(size, blanks, "train", 0, 3, balanced=True):
-        assert list(solutions(puzzle.givens, size)) == [puzzle.solution]
-        digits = sorted(puzzle.solution[cell] for cell in puzzle.blanks)
-        assert digits == sorted(list(range(1, size + 1)) * (blanks // size))
-
-
 def test_a_longer_list_begins_with_the_shorter_one() -> None:
     assert generate(4, 3, "train", 5, 20)[:7] == generate(4, 3, "train", 5, 7)
     assert generate(4, 3, "train", 5, 7) != generate(4, 3, "train", 6, 7)

@@ -25,8 +25,7 @@ from hpc_es.errors import ConfigError, EnvError
 TURNS_PER_BLANK = 3
 DEFAULT_BLANKS = {4: 3, 9: 5}
 """By size."""
-EXAMPLES_SEED = 115
-"""Chosen on training puzzles: the first five make SmolLM2-135M look at all, instead of answering one digit always."""
+EXAMPLES_SEED = 99
 
 
 class Sudoku(Env):
@@ -39,7 +38,6 @@ class Sudoku(Env):
         split: Split = "train",
         num_tasks: Annotated[int, Field(ge=1)] | None = None,
         seed: Annotated[int, Field(ge=0)] = 0,
-        balanced: bool = False,
         path: Path | None = None,
         action: Literal["move", "digit"] = "move",
         prompt: Literal["full", "short"] = "full",
@@ -50,8 +48,6 @@ class Sudoku(Env):
 
         blanks: empty cells per puzzle, H*; default 5 (9x9) or 3 (4x4), with `path` every puzzle of the file.
         num_tasks: default 256, with `path` every puzzle that fits.
-        balanced: the empty cells of each generated puzzle hold every digit equally often, so that always answering
-            the same digit earns the same on every puzzle; `blanks` is then a multiple of `size`, by default `size`.
         path: JSON lines with `puzzle` and `solution`; `{split}` in it stands for the split.
         action: `move` is `set <row> <col> <value>`; in `digit` the prompt names the next empty cell, row by row,
             and the answer is its digit, one of `choices`: one token, for small models.
@@ -67,9 +63,7 @@ class Sudoku(Env):
         self._examples = _examples(size, examples, action)
         self._partial_credit = partial_credit
         if path is None:
-            self._puzzles = _generated(size, blanks, split, seed, num_tasks or 256, balanced)
-        elif balanced:
-            raise ConfigError("option balanced=True: only generated puzzles are balanced; leave out path")
+            self._puzzles = _generated(size, blanks, split, seed, num_tasks or 256)
         else:
             self._puzzles = _from_file(path, size, blanks, split, num_tasks)
         self.num_tasks = len(self._puzzles)
@@ -142,16 +136,11 @@ class Sudoku(Env):
         return Observation((Message("user", text),), choices)
 
 
-def _generated(
-    size: int, blanks: int | None, split: Split, seed: int, count: int, balanced: bool
-) -> tuple[Puzzle, ...]:
-    if blanks is None:
-        blanks = size if balanced else DEFAULT_BLANKS[size]
-    if balanced and blanks % size:
-        raise ConfigError(f"option blanks={blanks}: with balanced it is a multiple of size, {size}")
+def _generated(size: int, blanks: int | None, split: Split, seed: int, count: int) -> tuple[Puzzle, ...]:
+    blanks = blanks if blanks is not None else DEFAULT_BLANKS[size]
     if blanks > MAX_BLANKS[size]:
         raise ConfigError(f"option blanks={blanks}: generated {size}x{size} puzzles have at most {MAX_BLANKS[size]}")
-    return puzzles.generate(size, blanks, split, seed, count, balanced=balanced)
+    return puzzles.generate(size, blanks, split, seed, count)
 
 
 def _from_file(path: Path, size: int, blanks: int | None, split: Split, count: int | None) -> tuple[Puzzle, ...]:

@@ -113,25 +113,22 @@ def split_of(solution: Grid) -> Split:
     return "eval" if int.from_bytes(digest, "little") % EVAL_SHARE == 0 else "train"
 
 
-def generate(
-    size: int, blanks: int, split: Split, seed: int, count: int, *, balanced: bool = False
-) -> tuple[Puzzle, ...]:
+def generate(size: int, blanks: int, split: Split, seed: int, count: int) -> tuple[Puzzle, ...]:
     """`count` different puzzles of a split; the first k are the same for every count.
 
-    balanced: the empty cells of each puzzle hold every digit equally often; `blanks` is then a multiple of `size`.
     Errors: ConfigError when the split has fewer.
     """
     with _one_at_a_time:  # environments are made in many threads at once: one draws, the others wait for its puzzles
-        return _generate(size, blanks, split, seed, count, balanced)
+        return _generate(size, blanks, split, seed, count)
 
 
 @lru_cache(maxsize=16)
-def _generate(size: int, blanks: int, split: Split, seed: int, count: int, balanced: bool) -> tuple[Puzzle, ...]:
+def _generate(size: int, blanks: int, split: Split, seed: int, count: int) -> tuple[Puzzle, ...]:
     rng = random.Random(f"sudoku {size} {blanks} {split} {seed}")
     seen: dict[Grid, Puzzle] = {}
     repeats = 0
     while len(seen) < count:
-        puzzle = _draw(size, blanks, split, balanced, rng)
+        puzzle = _draw(size, blanks, split, rng)
         repeats = repeats + 1 if puzzle.givens in seen else 0
         seen.setdefault(puzzle.givens, puzzle)
         if repeats > MAX_REPEATS:
@@ -142,27 +139,21 @@ def _generate(size: int, blanks: int, split: Split, seed: int, count: int, balan
     return tuple(seen.values())
 
 
-def _draw(size: int, blanks: int, split: Split, balanced: bool, rng: random.Random) -> Puzzle:
-    most = blanks // size if balanced else size
+def _draw(size: int, blanks: int, split: Split, rng: random.Random) -> Puzzle:
     while True:
         solution = next(solutions((0,) * size**2, size, rng))
         if split_of(solution) == split:
-            givens = _dig(solution, size, blanks, most, rng)
+            givens = _dig(solution, size, blanks, rng)
             if givens is not None:
                 return Puzzle(size, givens, solution)
 
 
-def _dig(solution: Grid, size: int, blanks: int, most: int, rng: random.Random) -> Grid | None:
-    """Empty `blanks` cells, of each digit at most `most`, and keep the solution unique.
-
-    None when this order of cells does not lead there.
-    """
+def _dig(solution: Grid, size: int, blanks: int, rng: random.Random) -> Grid | None:
+    """Empty `blanks` cells and keep the solution unique; None when this order of cells does not lead there."""
     grid = solution
     for cell in shuffled(list(range(size * size)), rng):
         if grid.count(0) == blanks:
             break
-        if grid.count(solution[cell]) == size - most:
-            continue
         emptied = (*grid[:cell], 0, *grid[cell + 1 :])
         if has_one_solution(emptied, size):
             grid = emptied
