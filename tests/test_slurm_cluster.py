@@ -2,12 +2,15 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gated
 import pytest
 
 from hpc_es import store
@@ -19,7 +22,9 @@ from hpc_es.launch.slurm import Job, Submission
 from hpc_es.launch.slurm_commands import Slurm
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
-from hpc_es.transport.messages import Status, StatusRequest
+from hpc_es.store.journal import read_journal
+from hpc_es.store.records import Committed, Digested, Joined, Started
+from hpc_es.transport.messages import Status, StatusRequest, read_rendezvous
 from hpc_es.transport.observer import ask
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("slurm_cluster")]
@@ -33,12 +38,54 @@ LIMIT_S = 300.0
 CONFIG = ROOT / "configs" / "slurm_smoke.yaml"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """Of every job."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+        yield
+
+
+def overrides(folder: Path) -> list[str]:
+    """Of CONFIG: a model and a folder of this test's own, an engine that starts quickly and whose answers do not
+    depend on the batch, and tasks that can be held up."""
+    return [
+        f"model.path={write_tiny_llama(folder / 'model')}",
+        f"run.dir={folder}",
+        "engine.kind=transformers",
+        "engine.max_concurrent=1",
+        "task.env=gated:Sudoku",
+        "task.step_timeout=10m",
+    ]
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Overrides of CONFIG: a model and a folder of this test's own, and an engine that starts quickly."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return [f"model.path={write_tiny_llama(tmp_path / 'model')}", f"run.dir={tmp_path}", "engine.kind=transformers"]
+    monkeypatch.setenv(gated.GATE, str(tmp_path / "gate"))
+    return overrides(tmp_path)
+
+
+@pytest.fixture
+def gate(own: list[str], tmp_path: Path) -> Iterator[Path]:
+    """While this file exists, no evaluation ends."""
+    file = tmp_path / "gate"
+    file.touch()
+    yield file
+    file.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, slurm_cluster: None) -> Iterator[Submission]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(gated.GATE, str(folder / "gate"))
+        submission = slurm.submit(load(CONFIG, overrides(folder)).config)
+        try:
+            assert submission.wait(LIMIT_S) == "COMPLETED"
+            yield submission
+        finally:
+            submission.cancel()
 
 
 @pytest.fixture
@@ -94,6 +141,71 @@ def workers(paths: RunPaths) -> set[str]:
     return {worker.worker for worker in now.workers} if now else set()
 
 
+def wait_for_work(submission: Submission, *names: str) -> None:
+    """Until these incarnations, 12_0.1 is the second of 12_0, work on something."""
+
+    def busy() -> bool:
+        assert not submission.head.status()[0].is_final, "the head has ended"
+        now = status(submission.paths)
+        there = [worker.worker for worker in now.workers if worker.state == "busy"] if now else []
+        return all(any(worker.startswith(f"{name}.") for worker in there) for name in names)
+
+    wait_until(busy, f"not all of {names} came to work")
+
+
+def node_of(job: str) -> str:
+    """Where it runs."""
+    return Slurm().statuses([job])[0].node
+
+
+def process_of(paths: RunPaths, seat: str) -> int:
+    """The id of a worker's process; all nodes are this machine."""
+    return next(record.pid for record in reversed(joined(paths)) if record.seat == seat)
+
+
+def joined(paths: RunPaths) -> list[Joined]:
+    return [record for record in read_journal(paths.root) if isinstance(record, Joined)]
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def wait_for_generation(paths: RunPaths, generation: int) -> None:
+    wait_until(
+        lambda: (now := status(paths)) is not None and now.generation == generation, f"no head {generation} came"
+    )
+
+
+def scontrol(*words: str) -> None:
+    subprocess.run(["scontrol", *words], check=True)
+
+
+def preempt(node: str, folder: Path) -> None:
+    """Claim all of a node for a moment, with a job of higher priority."""
+    high = ["--partition=high", f"--nodelist={node}", "--exclusive", "--output=/dev/null"]
+    Slurm().submit(script(folder, "sleep 1"), *high)
+
+
+def cluster(command: str, node: str) -> None:
+    subprocess.run([TOOL, command, node], check=True)
+
+
+def digests(paths: RunPaths) -> dict[int, int]:
+    return {record.version: record.digest for record in read_journal(paths.root) if isinstance(record, Digested)}
+
+
+def assert_as_if_nothing_had_happened(submission: Submission, undisturbed: Submission) -> None:
+    """The same commits and bits, every evaluation counted once."""
+    assert submission.wait(LIMIT_S) == "COMPLETED"
+    assert digests(submission.paths) == digests(undisturbed.paths)
+    commits = [record.commit for record in read_journal(submission.paths.root) if isinstance(record, Committed)]
+    assert [commit.version for commit in commits] == [1, 2, 3, 4]
+    counted = Counter(member.eval_id for commit in commits for member in commit.members)
+    assert (len(counted), set(counted.values())) == (24, {1})
+    assert verify(submission.paths.root, say=lambda text: None).ok
+
+
 def wait_for_version(submission: Submission, version: int) -> None:
     def there() -> bool:
         assert not Job(submission.head.job_id, "head", Slurm()).status()[0].is_final, "the head has ended"
@@ -112,9 +224,8 @@ def script(folder: Path, text: str, *directives: str) -> Path:
 # --- whole runs -----------------------------------------------------------------------------------------------------
 
 
-def test_a_submitted_run_completes_and_verifies(settings: Callable[..., Config], queue: Slurm) -> None:
-    submission = slurm.submit(settings())
-    assert submission.wait(LIMIT_S) == "COMPLETED"
+def test_a_submitted_run_completes_and_verifies(undisturbed: Submission) -> None:
+    submission = undisturbed
     assert submission.finished
     assert submission.workers.state == "COMPLETED"
     assert verify(submission.paths.root, say=lambda text: None).ok
@@ -201,6 +312,73 @@ def test_jobs_told_of_their_end_are_queued_again_and_workers_do_not_outlive_thei
     assert submission.workers.wait(60) == "FAILED"
     assert f"the head is gone: job {head} is CANCELLED" in hpc_es("logs", paths.root, element)
     assert verify(paths.root, say=lambda text: None).ok
+
+
+def test_workers_may_be_preempted_requeued_frozen_cancelled_or_lose_their_node(
+    gate: Path, settings: Callable[..., Config], undisturbed: Submission, queue: Slurm, tmp_path: Path
+) -> None:
+    submission = slurm.submit(settings())
+    first, second = (f"{submission.workers.job_id}_{i}" for i in range(2))
+    wait_for_work(submission, f"{first}.0", f"{second}.0")
+    assert len({node_of(job) for job in (submission.head.job_id, first, second)}) == 3
+
+    preempt(node_of(first), tmp_path)
+    queue.requeue(second)
+    wait_for_work(submission, f"{first}.1", f"{second}.1")
+    assert "requeueing" in hpc_es("logs", submission.paths.root, f"{first}.0"), "it was not told of its preemption"
+    gate.unlink()
+    wait_for_version(submission, 1)
+    gate.touch()
+
+    wait_for_work(submission, f"{first}.1", f"{second}.1")
+    failed = node_of(first)
+    cluster("fail-node", failed)
+    try:
+        frozen = process_of(submission.paths, second)
+        os.kill(frozen, signal.SIGSTOP)  # so only SIGKILL, when the grace time is over, ends it
+        preempt(node_of(second), tmp_path)
+        wait_for_work(submission, f"{first}.2", f"{second}.2")
+    finally:
+        cluster("restore-node", failed)
+    queue.cancel([second])
+    wait_until(lambda: seats(submission.paths) == {first}, "a cancelled worker stays")
+    gate.unlink()
+    assert_as_if_nothing_had_happened(submission, undisturbed)
+    assert {one.name: one.state for one in submission.workers.status()} == {first: "COMPLETED", second: "CANCELLED"}
+
+
+def test_a_head_may_move_to_another_node_or_have_a_double(
+    gate: Path, settings: Callable[..., Config], undisturbed: Submission, queue: Slurm
+) -> None:
+    submission = slurm.submit(settings())
+    paths, head = submission.paths, submission.head.job_id
+    first, second = (f"{submission.workers.job_id}_{i}" for i in range(2))
+    wait_for_work(submission, f"{first}.0", f"{second}.0")
+
+    nodes = [node_of(head)]
+    scontrol("update", f"nodename={nodes[0]}", "state=drain", "reason=test")
+    try:
+        queue.requeue(head)
+        wait_for_generation(paths, 2)
+    finally:
+        scontrol("update", f"nodename={nodes[0]}", "state=resume")
+    nodes.append(node_of(head))
+    wait_for_work(submission, f"{first}.0", f"{second}.0")
+
+    older = read_rendezvous(paths.rendezvous)
+    cluster("fail-slurmd", nodes[1])
+    try:
+        wait_for_generation(paths, 3)
+        wait_until(lambda: not is_alive(older.pid), "the older of two heads goes on")
+    finally:
+        cluster("restore-node", nodes[1])
+    nodes.append(node_of(head))
+    assert "a newer head" in hpc_es("logs", paths.root, f"{head}.1")
+    gate.unlink()
+    assert_as_if_nothing_had_happened(submission, undisturbed)
+    starts = [record.host for record in read_journal(paths.root) if isinstance(record, Started)]
+    assert starts == nodes
+    assert nodes[0] != nodes[1] != nodes[2]
 
 
 @pytest.mark.vllm

@@ -30,6 +30,7 @@ from hpc_es.place import Place
 from hpc_es.transport import messages
 from hpc_es.transport.collective import Backend, WorkerCollective, available_backend, sha256
 from hpc_es.transport.control import HeadClient
+from hpc_es.transport.secrets import load_secrets
 from hpc_es.worker.budget import Budget
 from hpc_es.worker.rollout import Player
 
@@ -77,6 +78,7 @@ def run_worker(
     """
     paths = RunPaths(run_dir)
     config = load(paths.config).config
+    load_secrets(paths)  # what is wrong with the keys is told before a model is loaded
     threads = config.engine.threads or _share_of_cpus(config, local)
     ended = asyncio.run(_work(paths, config, seat, threads, Budget(ends_at), head_is_gone))
     log.info("worker ends: %s", ended.reason)
