@@ -8,7 +8,9 @@ RUN/
   run.h5                   derived from the journal; can be deleted at any time
   checkpoints/v00000010/   theta_10 and its manifest
   secrets/                 0700; key pairs of head and workers, 0600
-  logs/                    head.log, worker-<seat>.log
+  logs/                    head.log, worker-<seat>.log; of Slurm jobs head-<job>.<attempt>.log,
+                           worker-<job>_<task>.<attempt>.log, and what Slurm itself says: slurm-<job>_<task>.out
+  slurm/                   the scripts that were submitted, and <job>.json for every job of the run
   evals/                   journals of evaluations made after the run
   report/                  tables and figures
 """
@@ -54,6 +56,16 @@ class RunPaths:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def slurm(self) -> Path:
+        return self.root / "slurm"
+
+    def slurm_job(self, job_id: str) -> Path:
+        return self.slurm / f"{job_id}.json"
+
+    def slurm_script(self, role: str) -> Path:
+        return self.slurm / f"{role}.sbatch"
 
     @property
     def evals(self) -> Path:

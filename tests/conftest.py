@@ -1,6 +1,8 @@
 """Fixtures that every test may use."""
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -23,3 +25,22 @@ def shared_data() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return shared / "data"
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[None]:
+    """A real Slurm cluster with accounting, for tests marked slurm. It stays up where it was up before."""
+    if os.geteuid() != 0:
+        message = "a Slurm cluster can only be started by root (tools/slurm_cluster.sh)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    tool = str(ROOT / "tools" / "slurm_cluster.sh")
+    was_up = subprocess.run([tool, "status"], capture_output=True).returncode == 0
+    subprocess.run([tool, "start", "--with-accounting"], check=True)
+    line = subprocess.run([tool, "env"], capture_output=True, text=True, check=True).stdout
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", line.strip().removeprefix("export SLURM_CONF="))
+        yield
+        if not was_up:
+            subprocess.run([tool, "stop"], check=True)

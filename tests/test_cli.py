@@ -39,7 +39,7 @@ def test_version_is_printed() -> None:
 def test_python_m_hpc_es_is_the_same_command() -> None:
     done = subprocess.run([sys.executable, "-m", "hpc_es", "--help"], capture_output=True, text=True, check=True)
     assert all(f"\n  {command} " in done.stdout for command in ("run", "status", "verify", "replay", "eval", "config"))
-    assert "\n  worker " not in done.stdout
+    assert "\n  head " not in done.stdout
 
 
 @pytest.mark.parametrize(

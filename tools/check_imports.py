@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROWS = (
-    ("errors", "paths", "__init__"),
+    ("errors", "paths", "place", "__init__"),
     ("config",),
     ("noise", "es"),
     ("params",),

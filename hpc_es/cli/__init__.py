@@ -7,27 +7,36 @@ object and nothing else. Imports are made inside the commands, so that `--help` 
 
 import dataclasses
 import logging
-import os
-import socket
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from hpc_es import __version__
+from hpc_es.cli import slurm
+from hpc_es.cli.arguments import (
+    EXIT_FAILED,
+    EXIT_MISTAKE,
+    EXIT_STOPPED,
+    ConfigFile,
+    Json,
+    Overrides,
+    RunFolder,
+    config_file,
+    load_config,
+    run_paths,
+)
 from hpc_es.errors import ConfigError, HpcEsError, ModelError, TransportError, VerifyError
 from hpc_es.paths import RunPaths
+from hpc_es.place import Place
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from hpc_es.analysis.tables import Summary
-    from hpc_es.config import Config
+    from hpc_es.launch.slurm import Role
+    from hpc_es.launch.slurm_commands import JobStatus
     from hpc_es.transport.messages import Status
 
-EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED = 1, 2, 3
 STATUS_TIMEOUT_S = 3.0
 
 
@@ -55,10 +64,6 @@ config_app = typer.Typer(help="Configurations.", no_args_is_help=True, rich_mark
 app.add_typer(model_app, name="model")
 app.add_typer(config_app, name="config")
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run folder to go on with.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="E.g. es.population=16.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/quickstart.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 BaseModel = Annotated[Path | None, typer.Option("--model", help="The base model, where it has moved.")]
 Parent = Annotated[int | None, typer.Option(help="Process id of the parent; end when it ends.")]
 
@@ -90,13 +95,10 @@ def _options(
 @app.command()
 def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> None:
     """Run head and workers on this machine; in an existing run folder, go on where it stopped."""
-    from hpc_es.cli.output import console, print_json, progress
-    from hpc_es.config import load
+    from hpc_es.cli.output import console, print_json, progress, report
     from hpc_es.launch.local import run_local
 
-    settings = load(_config_file(config), overrides or ()).config
-    if config.is_dir():
-        _check_place(config, settings)
+    settings = load_config(config, overrides)
     out = console(stderr=json)
     with progress(out) as shown:
         outcome = run_local(settings, on_status=shown.status, on_event=shown.event)
@@ -104,7 +106,7 @@ def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> 
     out.print(f"{root}: {outcome.reason}", markup=False)
     facts = {"run": str(root), "finished": outcome.finished, "reason": outcome.reason}
     if outcome.finished:
-        facts["summary"] = _report(outcome.paths, out)
+        facts["summary"] = report(outcome.paths, out)
     else:
         out.print(f"go on with: hpc-es run {root}", markup=False)
     if json:
@@ -115,12 +117,15 @@ def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> 
 
 @app.command()
 def status(run: RunFolder, json: Json = False) -> None:
-    """Version, fitness, workers, rate and time left."""
-    from hpc_es.cli.output import console, print_json, status_line, status_table
+    """Version, fitness, workers, rate and time left; in Slurm also each job's state, node and what it waits for."""
+    import msgspec
+
+    from hpc_es.cli.output import console, jobs_table, print_json, status_line, status_table
     from hpc_es.transport.messages import Status, StatusRequest
     from hpc_es.transport.observer import ask
 
-    paths = _run_paths(run)
+    paths = run_paths(run)
+    jobs = _slurm_jobs(paths)
     try:
         answer = ask(paths, StatusRequest(), STATUS_TIMEOUT_S)
     except TransportError as error:
@@ -129,11 +134,15 @@ def status(run: RunFolder, json: Json = False) -> None:
             typer.echo(str(error), err=True)
     assert isinstance(answer, Status), "the answer to a StatusRequest"
     if json:
-        print_json(answer)
-    elif answer.workers:
+        described = [{"role": role, **dataclasses.asdict(job)} for role, job in jobs]
+        print_json({**msgspec.structs.asdict(answer), "jobs": described})
+        return
+    if answer.workers:
         console().print(status_table(answer))
     else:
         console().print(f"{run}: {status_line(answer)}", markup=False)
+    if jobs:
+        console().print(jobs_table(jobs))
 
 
 @app.command()
@@ -143,7 +152,7 @@ def verify(run: RunFolder, model: BaseModel = None, json: Json = False) -> None:
     from hpc_es.cli.output import console, print_json, versions_table
 
     out = console(stderr=json)
-    report = verify_run(_run_paths(run).root, model=model, say=lambda text: out.print(text, markup=False))
+    report = verify_run(run_paths(run).root, model=model, say=lambda text: out.print(text, markup=False))
     if json:
         print_json({"run": str(run), "ok": report.ok, **dataclasses.asdict(report)})
     out.print(versions_table(report.versions))
@@ -174,7 +183,7 @@ def replay(
     from hpc_es.config import load
     from hpc_es.params.export import export
 
-    paths = _run_paths(run)
+    paths = run_paths(run)
     base = model or Path(load(paths.config).config.model.path)
     arena = replay_run(paths.root, version, model=base)
     manifest = export(arena, base, out, "float32" if dtype is Dtype.fp32 else "base")
@@ -197,7 +206,7 @@ def evaluate(
 
     out = console(stderr=json)
     done = evaluate_run(
-        _run_paths(run).root, version=version, num_tasks=num_tasks, say=lambda text: out.print(text, markup=False)
+        run_paths(run).root, version=version, num_tasks=num_tasks, say=lambda text: out.print(text, markup=False)
     )
     count = len(done.episodes)
     fitness = sum(episode.reward for episode in done.episodes) / count
@@ -225,11 +234,14 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     from hpc_es.config import flatten, load
     from hpc_es.config.yaml12 import dump_inline
 
-    loaded = load(_config_file(config), overrides or ())
+    loaded = load(config_file(config), overrides or ())
     rows = [(f"{key}={dump_inline(value)}", loaded.origins[key]) for key, value in flatten(loaded.config)]
     width = max(len(text) for text, _ in rows)
     for text, origin in rows:
         typer.echo(f"{text:<{width}}  # {origin}")
+
+
+slurm.add_commands(app)
 
 
 @app.command(hidden=True)
@@ -239,76 +251,61 @@ def head(
     parent: Parent = None,
 ) -> None:
     """Be the head of a run."""
-    _be_role(parent)
+    paths = run_paths(run)
+    if _be_role(paths, "head", parent):
+        from hpc_es.launch.slurm_role import be_head
+
+        raise typer.Exit(be_head(paths, Place.here()))
     from hpc_es.head.loop import run_head
 
-    raise typer.Exit(run_head(_run_paths(run).root, local=local))
+    raise typer.Exit(run_head(paths.root, local=local))
 
 
-@app.command(hidden=True)
+@app.command()
 def worker(
     run: RunFolder,
-    seat: Annotated[str | None, typer.Option(help="Default: this host and process.")] = None,
+    seat: Annotated[str | None, typer.Option(help="Default: the Slurm job, else this host and process.")] = None,
     parent: Parent = None,
 ) -> None:
-    """Be a worker of a run."""
-    _be_role(parent)
+    """Add a worker to a run: from any node that shares the run folder, at any time."""
+    paths, seat = run_paths(run), seat or Place.here().seat
+    if _be_role(paths, "worker", parent):
+        from hpc_es.launch.slurm_role import be_worker
+
+        raise typer.Exit(be_worker(paths, seat, Place.here()))
     from hpc_es.worker.loop import run_worker
 
-    raise typer.Exit(run_worker(_run_paths(run).root, seat or f"{socket.gethostname()}-{os.getpid()}"))
+    raise typer.Exit(run_worker(paths.root, seat, local=parent is not None))
 
 
-def _be_role(parent: int | None) -> None:
-    """What head and workers have in common: they end with their launcher, and log lines carry the time."""
-    from hpc_es.launch.process import follow_parent
-
+def _be_role(paths: RunPaths, role: Literal["head", "worker"], parent: int | None) -> bool:
+    """What head and workers have in common. True when this process is a Slurm job of its own."""
+    is_slurm_job = parent is None and Place.here().job is not None
     if parent is not None:
+        from hpc_es.launch.process import follow_parent
+
         follow_parent(parent)
+    elif is_slurm_job:
+        from hpc_es.launch.slurm_role import enter
+
+        enter(paths, role, Place.here())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    return is_slurm_job
 
 
-def _config_file(path: Path) -> Path:
-    return RunPaths(path).config if path.is_dir() else path
+def _slurm_jobs(paths: RunPaths) -> "list[tuple[Role, JobStatus]]":
+    """The run's Slurm jobs; none where Slurm does not answer, which is no reason to hide the rest."""
+    from hpc_es.errors import LaunchError
 
+    if not paths.slurm.is_dir():
+        return []
+    from hpc_es.launch.slurm import job_statuses
 
-def _check_place(root: Path, settings: "Config") -> None:
-    """Going on with a run folder must not begin another. Errors: ConfigError when the folder was moved."""
-    place = settings.run.dir / settings.run.name
-    if place.resolve() != root.resolve():
-        raise ConfigError(
-            f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, "
-            f"or add run.dir={root.parent}; the folder's own name cannot change"
-        )
-
-
-def _run_paths(root: Path) -> RunPaths:
-    """Errors: ConfigError when `root` is no run folder."""
-    paths = RunPaths(root)
-    if not paths.config.is_file():
-        raise ConfigError(f"{root} is no run folder: it has no {paths.config.name}; `hpc-es run CONFIG` makes one")
-    return paths
-
-
-def _report(paths: RunPaths, out: "Console") -> "Summary":
-    """Print what a finished run has to show, draw its learning curve, and say what to try next."""
-    from hpc_es.analysis.plots import plot_learning_curve, save_png
-    from hpc_es.analysis.tables import render, summary
-    from hpc_es.store import read
-
-    run = read(paths.root)
-    result = summary(run)
-    out.print(render(result))
-    curve = save_png(plot_learning_curve([run]), paths.report / "learning_curve.png")
-    out.print(f"learning curve: {curve}", markup=False)
-    out.print("try next:", style="bold")
-    for command in (
-        f"hpc-es verify {paths.root}",
-        f"hpc-es replay {paths.root} --version {result.num_commits} --out models/{paths.root.name}",
-        f"hpc-es eval {paths.root} --version 0",
-        f"hpc-es run {paths.config} run.name={paths.root.name}-seed1 run.seed=1",
-    ):
-        out.print(f"  {command}", markup=False)
-    return result
+    try:
+        return job_statuses(paths)
+    except LaunchError as error:
+        typer.echo(f"Slurm does not say how its jobs are: {error}", err=True)
+        return []
 
 
 def _status_at_rest(paths: RunPaths) -> "Status":

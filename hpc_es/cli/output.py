@@ -6,6 +6,7 @@ event and one per new version, each with its time.
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hpc_es.paths import RunPaths
 from hpc_es.transport.messages import Status
 
 if TYPE_CHECKING:  # it brings numba
+    from hpc_es.analysis.tables import Summary
     from hpc_es.analysis.verify import VersionLine
+    from hpc_es.launch.slurm import Role
+    from hpc_es.launch.slurm_commands import JobStatus
 
 NUM_EVENTS_SHOWN = 4
 
@@ -76,6 +81,24 @@ def status_table(status: Status) -> RenderableType:
     return Group(done, Text(status_line(status)), cohort, *([workers] if status.workers else []), *events)
 
 
+def jobs_table(jobs: "Sequence[tuple[Role, JobStatus]]") -> Table:
+    """The run's Slurm jobs, one row for each element of an array."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for title in ("job", "role", "state", "node", "time left"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("why")
+    for role, job in jobs:
+        left = duration(job.seconds_left) if job.seconds_left is not None else ""
+        table.add_row(job.name, role, job.state, job.node, left, job.explanation)
+    return table
+
+
+def jobs_line(jobs: "Sequence[JobStatus]") -> str:
+    """How many jobs are in which state, and why: 1 RUNNING, 2 PENDING (Resources: waits for free nodes)."""
+    counts = Counter(f"{job.state} ({job.explanation})" if job.explanation else job.state for job in jobs)
+    return "jobs: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
 def versions_table(versions: "Sequence[VersionLine]") -> Table:
     """What `verify` found, one row per version."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
@@ -120,3 +143,25 @@ def progress(out: Console) -> Iterator[Progress]:
         return
     with Live(Text("starting head and workers ..."), console=out, refresh_per_second=4, transient=True) as live:
         yield Progress(out, live)
+
+
+def report(paths: RunPaths, out: Console) -> "Summary":
+    """Print what a finished run has to show, draw its learning curve, and say what to try next."""
+    from hpc_es.analysis.plots import plot_learning_curve, save_png
+    from hpc_es.analysis.tables import render, summary
+    from hpc_es.store import read
+
+    run = read(paths.root)
+    result = summary(run)
+    out.print(render(result))
+    curve = save_png(plot_learning_curve([run]), paths.report / "learning_curve.png")
+    out.print(f"learning curve: {curve}", markup=False)
+    out.print("try next:", style="bold")
+    for command in (
+        f"hpc-es verify {paths.root}",
+        f"hpc-es replay {paths.root} --version {result.num_commits} --out models/{paths.root.name}",
+        f"hpc-es eval {paths.root} --version 0",
+        f"hpc-es run {paths.config} run.name={paths.root.name}-seed1 run.seed=1",
+    ):
+        out.print(f"  {command}", markup=False)
+    return result

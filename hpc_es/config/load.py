@@ -43,12 +43,14 @@ class Difference:
         return f"{self.key}: {json.dumps(self.old)} -> {json.dumps(self.new)}"
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Loaded:
+def load(path: Path, overrides: Sequence[str] = (), *, site: Path | None = None) -> Loaded:
     """Read a config file, lay `key=value` overrides over it, and check the whole.
+
+    `site` is laid over what the config file extends and under what it says itself; it holds harmless keys only.
 
     Errors: ConfigError that names each wrong key, its value, where it stands, and what is allowed.
     """
-    tree = _read(path, ())
+    tree = _read(path, (), _read_site(site) if site else {})
     for override in overrides:
         tree = _merge(tree, _override(override))
     try:
@@ -94,8 +96,20 @@ def _validate(values: Any) -> Config:
     return Config.model_validate_json(json.dumps(values), strict=True)
 
 
-def _read(path: Path, descendants: tuple[Path, ...]) -> Tree:
-    """A config file laid over the one that it extends."""
+def _read_site(path: Path) -> Tree:
+    """A file that says what differs between clusters."""
+    tree = _read(path, ())
+    for key, origin in yaml12.origins(tree):
+        if not _harmless(key):
+            raise ConfigError(
+                f"{key} ({origin}) cannot stand in a site file, since it can change what the run computes; a site file "
+                f"may set {', '.join(HARMLESS)}"
+            )
+    return tree
+
+
+def _read(path: Path, descendants: tuple[Path, ...], between: Tree | None = None) -> Tree:
+    """A config file laid over `between`, and that over the file that it extends."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -107,14 +121,14 @@ def _read(path: Path, descendants: tuple[Path, ...]) -> Tree:
         raise ConfigError(f"{path}: a config file is a mapping of sections (run, model, task, ...), not {tree.value!r}")
     base = tree.pop("extends", None)
     if base is None:
-        return tree
+        return _merge(between or {}, tree)
     if not isinstance(base, Given) or not isinstance(base.value, str):
         raise ConfigError(f"{path}: extends must be the name of one config file")
     parent = (path.parent / base.value).resolve()
     family = (*descendants, path.resolve())
     if parent in family:
         raise ConfigError(f"{base.origin}: extends={base.value} leads back to {parent.name}")
-    return _merge(_read(path.parent / base.value, family), tree)
+    return _merge(_merge(_read(path.parent / base.value, family), between or {}), tree)
 
 
 def _merge(base: Tree, over: Tree) -> Tree:

@@ -230,6 +230,61 @@ class LaunchConfig(Model):
     """From a request to stop until what is left is killed."""
 
 
+class JobConfig(Model):
+    """What one kind of job asks of Slurm. What is null is not asked for: the cluster's default holds."""
+
+    partition: str | None = None
+    qos: str | None = None
+    cpus: int = Field(1, ge=1)
+    """--cpus-per-task"""
+    memory: str | None = None
+    """--mem, as Slurm writes it: 64G."""
+    time: Seconds = 3600.0
+    """--time; Slurm counts whole minutes, so it is rounded up."""
+    gres: str | None = None
+    """--gres, e.g. gpu:1. Clusters want either this or gpus_per_task."""
+    gpus_per_task: int | None = Field(None, ge=1)
+    flags: tuple[str, ...] = ()
+    """Further flags of sbatch, e.g. --constraint=a100."""
+
+    @model_validator(mode="after")
+    def _one_way_to_gpus(self) -> "JobConfig":
+        if self.gres is not None and self.gpus_per_task is not None:
+            raise ValueError(f"gres={self.gres} and gpus_per_task={self.gpus_per_task} ask twice for GPUs; keep one")
+        for flag in self.flags:
+            if not re.fullmatch(r"--[a-z][a-z-]*(=\S+)?", flag):
+                raise ValueError(f"the flag {flag!r} must look like --name or --name=value, without spaces")
+        return self
+
+
+class SlurmConfig(Model):
+    """The jobs of a run on a Slurm cluster: one head, and an array of workers."""
+
+    workers: int = Field(2, ge=1)
+    """Elements of the array."""
+    max_parallel: int | None = Field(None, ge=1)
+    """So many of them run at once, at most; default: all."""
+    account: str | None = None
+    signal_lead: Seconds = 120.0
+    """So long before its time limit a job gets USR2."""
+    setup: tuple[str, ...] = ()
+    """Lines of shell before the role starts, e.g. module load cuda."""
+    container: str | None = None
+    """What to put before the command, e.g. apptainer exec --nv hpc_es.sif; hpc-es is then the one inside."""
+    head: JobConfig = JobConfig()
+    worker: JobConfig = JobConfig()
+
+    @model_validator(mode="after")
+    def _time_for_more_than_the_end(self) -> "SlurmConfig":
+        for role, job in (("head", self.head), ("worker", self.worker)):
+            if job.time <= self.signal_lead:
+                raise ValueError(
+                    f"slurm.{role}.time={job.time:g} must be above slurm.signal_lead={self.signal_lead:g}, or the job "
+                    f"is told to end as soon as it starts"
+                )
+        return self
+
+
 class Config(Model):
     """One run. Sections are independent; what spans two of them is checked here."""
 
@@ -245,6 +300,7 @@ class Config(Model):
     checkpoint: CheckpointConfig = CheckpointConfig()
     store: StoreConfig = StoreConfig()
     launch: LaunchConfig = LaunchConfig()
+    slurm: SlurmConfig = SlurmConfig()
 
     @model_validator(mode="after")
     def _answers_fit(self) -> "Config":
@@ -263,6 +319,7 @@ HARMLESS = (
     "checkpoint",
     "store",
     "launch",
+    "slurm",
     "engine.threads",
     "engine.kv_cache_mib",
     "engine.probe_every",

@@ -9,7 +9,6 @@ import logging
 import platform
 import queue
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,6 +39,7 @@ from hpc_es.head.tasks import count_tasks
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
 from hpc_es.paths import RunPaths
+from hpc_es.place import Place
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import Hdf5Writer
 from hpc_es.store.journal import JournalWriter, read_journal
@@ -144,7 +144,7 @@ class Head:
             config_json=self.config.model_dump_json(),
             base_digest=self.arena.base_digest,
             versions={"hpc_es": __version__, "python": platform.python_version()},
-            host=socket.gethostname(),
+            host=Place.here().node,
         )
 
     def _refuse_other_base(self, started: journal.Started) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import time
 import uuid
 from collections.abc import Callable, Coroutine
@@ -27,6 +26,7 @@ from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.noise.reference import TABLE_CRC32
 from hpc_es.params import check_memory
 from hpc_es.paths import RunPaths
+from hpc_es.place import Place
 from hpc_es.transport import messages
 from hpc_es.transport.collective import Backend, WorkerCollective, available_backend, sha256
 from hpc_es.transport.control import HeadClient
@@ -59,18 +59,24 @@ def nobody_knows() -> str | None:
 
 
 def run_worker(
-    run_dir: Path, seat: str, *, ends_at: float | None = None, head_is_gone: Callable[[], str | None] = nobody_knows
+    run_dir: Path,
+    seat: str,
+    *,
+    local: bool = False,
+    ends_at: float | None = None,
+    head_is_gone: Callable[[], str | None] = nobody_knows,
 ) -> int:
     """Be a worker of a run until it ends. Exit code 0: the run is done, 3: sent home or stopped before that, 4: its job
     is nearly over (SIGUSR2, or no time for another evaluation) and should be queued again.
 
-    `ends_at`: when the job ends, in seconds since the epoch. `head_is_gone` is asked while the head is silent, and
-    says why it will not come back. Errors: ConfigError when the head refuses this worker, TransportError when there is
-    no head for too long, ModelError, EngineError.
+    `local`: this machine's CPUs serve all workers of the run. `ends_at`: when the job ends, in seconds since the epoch.
+    `head_is_gone` is asked while the head is silent, and says why it will not come back. Errors: ConfigError when the
+    head refuses this worker, TransportError when there is no head for too long, ModelError, EngineError.
     """
     paths = RunPaths(run_dir)
     config = load(paths.config).config
-    ended = asyncio.run(_work(paths, config, seat, Budget(ends_at), head_is_gone))
+    threads = config.engine.threads or _share_of_cpus(config, local)
+    ended = asyncio.run(_work(paths, config, seat, threads, Budget(ends_at), head_is_gone))
     log.info("worker ends: %s", ended.reason)
     if ended.finished:
         return 0
@@ -78,15 +84,25 @@ def run_worker(
 
 
 async def _work(
-    paths: RunPaths, config: Config, seat: str, budget: Budget, head_is_gone: Callable[[], str | None]
+    paths: RunPaths,
+    config: Config,
+    seat: str,
+    threads: int,
+    budget: Budget,
+    head_is_gone: Callable[[], str | None],
 ) -> Ended:
-    threads = config.engine.threads or max(1, len(os.sched_getaffinity(0)) // config.launch.workers)
     check_memory(config.model.path)
     engine = await start_engine(config.model, config.engine, threads=threads)
     try:
         return await Worker(paths, config, seat, engine, budget, head_is_gone).run()
     finally:
         await engine.close()
+
+
+def _share_of_cpus(config: Config, local: bool) -> int:
+    """Threads for one engine."""
+    usable = len(os.sched_getaffinity(0))
+    return max(1, usable // config.launch.workers if local else min(usable, Place.here().cpus or usable))
 
 
 class Worker:
@@ -104,7 +120,9 @@ class Worker:
         self._head_is_gone = head_is_gone
         self._draining = False
         self._began = 0.0
-        self.name = f"{seat}.{uuid.uuid4().hex[:8]}"
+        self.place = Place.here()
+        attempt = f".{self.place.attempt}" if self.place.job else ""
+        self.name = f"{seat}{attempt}.{uuid.uuid4().hex[:8]}"
         self.player = Player(config, engine, lambda kind: envs.make_for(config, kind))
         self._commits: dict[int, Commit] = {}
         """Commits that the arena has not applied yet."""
@@ -183,6 +201,7 @@ class Worker:
     def _hello(self) -> messages.Hello:
         facts = {
             **self.engine.info.facts,
+            **self.place.facts,
             "hpc_es": __version__,
             "config": config_digest(self.config),
             "noise table": f"{TABLE_CRC32:08x}",
@@ -190,7 +209,7 @@ class Worker:
         return messages.Hello(
             worker=self.name,
             seat=self.seat,
-            host=socket.gethostname(),
+            host=self.place.node,
             pid=os.getpid(),
             base_digest=self.engine.info.base_digest,
             facts=facts,

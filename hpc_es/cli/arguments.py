@@ -1,0 +1,51 @@
+"""What the commands have in common: arguments, exit codes, and what a path means."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpc_es.errors import ConfigError
+from hpc_es.paths import RunPaths
+
+if TYPE_CHECKING:
+    from hpc_es.config import Config
+
+EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED = 1, 2, 3
+
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run folder to go on with.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="E.g. es.population=16.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/quickstart.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
+
+
+def config_file(path: Path) -> Path:
+    return RunPaths(path).config if path.is_dir() else path
+
+
+def load_config(path: Path, overrides: list[str] | None, site: Path | None = None) -> "Config":
+    """Of a config file, or of a run folder to go on with. Errors: ConfigError, also when that folder was moved."""
+    from hpc_es.config import load
+
+    settings = load(config_file(path), overrides or (), site=site).config
+    if path.is_dir():
+        _check_place(path, settings)
+    return settings
+
+
+def _check_place(root: Path, settings: "Config") -> None:
+    """Going on with a run folder must not begin another. Errors: ConfigError when the folder was moved."""
+    place = settings.run.dir / settings.run.name
+    if place.resolve() != root.resolve():
+        raise ConfigError(
+            f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, "
+            f"or add run.dir={root.parent}; the folder's own name cannot change"
+        )
+
+
+def run_paths(root: Path) -> RunPaths:
+    """Errors: ConfigError when `root` is no run folder."""
+    paths = RunPaths(root)
+    if not paths.config.is_file():
+        raise ConfigError(f"{root} is no run folder: it has no {paths.config.name}; `hpc-es run CONFIG` makes one")
+    return paths

@@ -1,0 +1,164 @@
+"""The commands for a cluster: prepare, submit, cancel, logs, sbatch-flags. Made for login nodes: no torch, no vllm."""
+
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpc_es.cli.arguments import (
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    ConfigFile,
+    Json,
+    Overrides,
+    RunFolder,
+    load_config,
+    run_paths,
+)
+
+if TYPE_CHECKING:
+    from hpc_es.launch.slurm import Submission
+    from hpc_es.paths import RunPaths
+
+SiteFile = Annotated[Path | None, typer.Option("--site", metavar="FILE", help="What differs between clusters.")]
+STATUS_EVERY_S = 2.0
+
+
+class RoleName(StrEnum):
+    head = "head"
+    worker = "worker"
+
+
+def add_commands(app: typer.Typer) -> None:
+    for command in (prepare, submit, cancel, logs, sbatch_flags):
+        app.command()(command)
+
+
+def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = None) -> None:
+    """Make the run folder and start nothing, for those who call sbatch themselves."""
+    from hpc_es.launch import prepare as settle
+
+    settings = load_config(config, overrides, site)
+    with settle.launcher_lock(settle.run_paths(settings)):
+        paths, _ = settle.write_folder(settings)
+        settle.check(settings)
+    typer.echo(paths.root)
+
+
+def submit(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    site: SiteFile = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the scripts; write and queue nothing.")] = False,
+    json: Json = False,
+) -> None:
+    """Queue head and workers with Slurm; in an existing run folder, go on where it stopped."""
+    from hpc_es.cli.output import console, print_json
+    from hpc_es.launch import prepare, slurm
+
+    settings = load_config(config, overrides, site)
+    if dry_run:
+        paths = prepare.run_paths(settings)
+        for role, text in slurm.scripts(settings, paths).items():
+            typer.echo(f"==> {paths.slurm_script(role)} <==\n{text}")
+        typer.echo("The workers are queued with --dependency=after:HEAD, so that none waits for a head with a GPU.")
+        return
+    out = console(stderr=json)
+    submission = slurm.submit(settings)
+    root = submission.paths.root
+    for difference in submission.changed:
+        out.print(f"changed since the run began: {difference}", markup=False)
+    out.print(f"{root}: head {submission.head.job_id}, workers {submission.workers.job_id}", markup=False)
+    facts = {"run": str(root), "head": submission.head.job_id, "workers": submission.workers.job_id}
+    if not wait:
+        for command in (f"hpc-es status {root}", f"hpc-es logs {root}", f"hpc-es cancel {root}"):
+            out.print(f"  {command}", markup=False)
+        if json:
+            print_json(facts)
+        return
+    try:
+        state = _watch(submission, stderr=json)
+    except KeyboardInterrupt:
+        out.print(f"{root}: the jobs go on; `hpc-es status {root}`, `hpc-es cancel {root}`", markup=False)
+        raise typer.Exit(EXIT_STOPPED) from None
+    out.print(f"{root}: {state}", markup=False)
+    if json:
+        print_json({**facts, "state": state, "finished": submission.finished})
+    if state != "COMPLETED":
+        _show_log(submission.paths, "head", 15, stderr=json)
+        out.print(f"see `hpc-es logs {root}`; go on with `hpc-es submit {root}`", markup=False)
+        raise typer.Exit(EXIT_FAILED)
+
+
+def cancel(run: RunFolder) -> None:
+    """End all Slurm jobs of a run. It can be gone on with by `hpc-es submit RUN`."""
+    from hpc_es.launch import slurm
+
+    typer.echo(f"cancelled {', '.join(slurm.cancel(run_paths(run)))}")
+
+
+def logs(
+    run: RunFolder,
+    role: Annotated[
+        str, typer.Argument(metavar="[WORKER]", help="A seat (12_3), an element's number (3), or head.")
+    ] = "head",
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="So many from the end; 0: all.")] = 40,
+) -> None:
+    """The newest log of a worker, or of the head, and what Slurm said about its job."""
+    _show_log(run_paths(run), role, lines)
+
+
+def sbatch_flags(role: RoleName, run: RunFolder) -> None:
+    """What the run's configuration asks of Slurm: sbatch $(hpc-es sbatch-flags head RUN) slurm/head.sbatch RUN."""
+    from hpc_es.config import load
+    from hpc_es.errors import ConfigError
+    from hpc_es.launch import slurm
+
+    paths = run_paths(run)
+    flags = slurm.flags(load(paths.config).config, paths, role.value)
+    if awkward := [flag for flag in flags if len(shlex.split(flag)) != 1 or shlex.split(flag)[0] != flag]:
+        raise ConfigError(f"{awkward[0]} would not survive $(...) in a shell; give it to sbatch by hand")
+    typer.echo(" ".join(flags))
+
+
+def _show_log(paths: "RunPaths", role: str, lines: int, *, stderr: bool = False) -> None:
+    from hpc_es.launch.logs import find_log
+
+    log = find_log(paths, role)
+    for path in (log.path, log.slurm_output):
+        if path is not None:
+            typer.secho(f"==> {path} <==", bold=True, err=stderr)
+            typer.echo("\n".join(path.read_text(errors="replace").splitlines()[-lines:]), err=stderr)
+
+
+def _watch(submission: "Submission", *, stderr: bool) -> str:
+    """Show the run's progress until head and workers have ended; the head's state."""
+    import time
+
+    from hpc_es.cli.output import console, jobs_line, progress, report
+    from hpc_es.errors import TransportError
+    from hpc_es.transport.messages import Status, StatusRequest
+    from hpc_es.transport.observer import ask
+
+    out = console(stderr=stderr)
+    with progress(out) as shown:
+        told = ""
+        while not (head := (jobs := submission.status())[0]).is_final:
+            if (line := jobs_line(jobs)) != told:
+                shown.event(line)
+                told = line
+            if head.state == "RUNNING":
+                try:
+                    answer = ask(submission.paths, StatusRequest(), STATUS_EVERY_S)
+                except TransportError:
+                    answer = None  # it has not come up yet, or cannot be reached from here
+                if isinstance(answer, Status):
+                    shown.status(answer)
+            time.sleep(STATUS_EVERY_S)
+        submission.see_workers_off()
+    if head.state == "COMPLETED":
+        report(submission.paths, out)
+    return head.state

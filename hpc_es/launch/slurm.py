@@ -1,0 +1,295 @@
+"""Put a run into Slurm's queue: one job for the head, one array of jobs for the workers.
+
+submitit writes the scripts (its parameters are checked there); submitit's own jobs, a pickled function below a shell,
+would keep signals from the roles and count a requeue as an end, so the jobs here run `hpc-es head` and `hpc-es worker`
+by exec, as slurm/*.sbatch do. Invariant: what a dry run shows is what is submitted, byte for byte.
+"""
+
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from submitit import SlurmExecutor
+
+from hpc_es.config import Config
+from hpc_es.config.schema import JobConfig
+from hpc_es.errors import LaunchError
+from hpc_es.launch import prepare
+from hpc_es.launch.slurm_commands import UNKNOWN, JobStatus, Slurm
+from hpc_es.paths import RunPaths
+
+Role = Literal["head", "worker"]
+
+GOING_HOME_S = 60.0
+"""How long workers may take to end after their head."""
+
+_POLL_S = (0.5, 10.0)
+"""First and longest pause between two questions to Slurm."""
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """Contents of RUN/slurm/<job>.json: one job of the run, submitted by us or by hand."""
+
+    job_id: str
+    role: Role
+    time: float
+    """When it was first heard of, in seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A handle: Slurm is asked anew each time. Errors: LaunchError where Slurm's commands fail."""
+
+    job_id: str
+    """Of the job, or of the whole array."""
+    role: Role
+    slurm: Slurm
+
+    def status(self) -> list[JobStatus]:
+        """The job, or every element of the array that Slurm still knows."""
+        return self.slurm.statuses([self.job_id])
+
+    @property
+    def state(self) -> str:
+        """One word for all elements: RUNNING while one runs, else what is not final, else the first failure."""
+        return summarise(self.status())
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Until it has ended for good (a requeue is no end); its state. Errors: LaunchError when the time is up."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause, longest = _POLL_S
+        while True:
+            statuses = self.status()
+            if all(status.is_final for status in statuses):
+                return summarise(statuses)
+            if deadline is not None and time.monotonic() > deadline:
+                raise LaunchError(f"{self.role} {self.job_id} is {summarise(statuses)} after {timeout_s:g} s")
+            time.sleep(pause)
+            pause = min(pause * 1.5, longest)
+
+    def cancel(self) -> None:
+        self.slurm.cancel([self.job_id])
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run in the queue."""
+
+    paths: RunPaths
+    head: Job
+    workers: Job
+    changed: tuple[str, ...] = ()
+    """What differs harmlessly from the configuration that the run began with."""
+
+    @property
+    def state(self) -> str:
+        """The head's: when it has ended, so has the run."""
+        return self.head.state
+
+    def status(self) -> list[JobStatus]:
+        return self.head.slurm.statuses([self.head.job_id, self.workers.job_id])
+
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Until the head and then the workers have ended; the head's state. Errors: LaunchError when the time is up."""
+        state = self.head.wait(timeout_s)
+        self.see_workers_off()
+        return state
+
+    def see_workers_off(self) -> None:
+        """Once the head has ended for good: wait for the workers, and cancel those that do not go by themselves."""
+        try:
+            self.workers.wait(GOING_HOME_S)
+        except LaunchError:
+            self.workers.cancel()
+            self.workers.wait(GOING_HOME_S)
+
+    def cancel(self) -> None:
+        """End everything. The head has KillWait (30 s on most clusters) to write a checkpoint."""
+        self.head.slurm.cancel([self.head.job_id, self.workers.job_id])
+
+    @property
+    def finished(self) -> bool:
+        """Whether all updates and evaluations are done, by the journal."""
+        return prepare.is_finished(self.paths)
+
+
+def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
+    """Make the run folder, or go on with it, and queue its head and its workers.
+
+    The workers wait in the queue until the head has started. Errors: ConfigError, ModelError, EnvError before anything
+    is queued; LaunchError when Slurm refuses (then nothing stays queued), when the run is finished, or has a head.
+    """
+    slurm = slurm or Slurm()
+    paths = prepare.run_paths(config)
+    with prepare.launcher_lock(paths):
+        paths, changed = prepare.write_folder(config)
+        if prepare.is_finished(paths):
+            raise LaunchError(f"{paths.root} is finished; give another run.name, or look at it with `hpc-es verify`")
+        prepare.check(config)
+        _refuse_second_head(paths, slurm)
+        texts = scripts(config, paths)
+        paths.slurm.mkdir(exist_ok=True)
+        for role, text in texts.items():
+            paths.slurm_script(role).write_text(text)
+            with _advice(config, role, slurm):
+                slurm.check(paths.slurm_script(role))
+        with _advice(config, "head", slurm):
+            head_id = slurm.submit(paths.slurm_script("head"))
+        record(paths, head_id, "head")
+        try:
+            with _advice(config, "worker", slurm):
+                # A worker that waits for a head that is still in the queue would waste a GPU.
+                worker_id = slurm.submit(paths.slurm_script("worker"), f"--dependency=after:{head_id}")
+        except LaunchError:
+            slurm.cancel([head_id])
+            raise
+        record(paths, worker_id, "worker")
+    return Submission(paths, Job(head_id, "head", slurm), Job(worker_id, "worker", slurm), tuple(changed))
+
+
+def scripts(config: Config, paths: RunPaths) -> dict[Role, str]:
+    """The exact text of both batch scripts. Pure but for the working directory and the Python it stands for."""
+    return {"head": _script(config, paths, "head"), "worker": _script(config, paths, "worker")}
+
+
+def flags(config: Config, paths: RunPaths, role: Role) -> list[str]:
+    """The flags of sbatch that a script holds, for slurm/*.sbatch, which hold none of what a site decides."""
+    lines = scripts(config, paths)[role].splitlines()
+    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+
+
+class _Scripts(SlurmExecutor):
+    """submitit's executor as a writer of scripts, which needs no Slurm."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2
+
+    def text(self, command: str, num_elements: int | None) -> str:
+        if num_elements is not None:
+            self.parameters["map_count"] = num_elements  # as submitit itself makes an array
+        return str(self._make_submission_file_text(command, uid=""))
+
+
+def _script(config: Config, paths: RunPaths, role: Role) -> str:
+    settings = config.slurm
+    job: JobConfig = getattr(settings, role)
+    root = paths.root.resolve()
+    program = f"{settings.container} hpc-es" if settings.container else f"{shlex.quote(sys.executable)} -m hpc_es"
+    executor = _Scripts(root / "slurm")
+    executor.update_parameters(
+        job_name=f"{config.run.name}-{role}",
+        account=settings.account,
+        partition=job.partition,
+        qos=job.qos,
+        time=ceil(job.time / 60),
+        nodes=1,
+        ntasks_per_node=1,
+        cpus_per_task=job.cpus,
+        mem=job.memory,
+        gres=job.gres,
+        gpus_per_task=job.gpus_per_task,
+        setup=list(settings.setup) or None,
+        stderr_to_stdout=True,
+        use_srun=False,
+        wckey=None,
+        array_parallelism=settings.max_parallel or settings.workers,
+        additional_parameters={
+            "chdir": str(Path.cwd()),  # model.path is relative to it
+            "output": str(root / "logs" / ("slurm-%A_%a.out" if role == "worker" else "slurm-%j.out")),
+            "requeue": True,
+            # B: the signal is for the batch script, which the role replaces by exec
+            "signal": f"B:USR2@{round(settings.signal_lead)}",
+            **dict(_flag(flag) for flag in job.flags),
+        },
+    )
+    command = f"exec {program} {role} {shlex.quote(str(root))}"
+    return executor.text(command, settings.workers if role == "worker" else None)
+
+
+def _flag(text: str) -> tuple[str, Any]:
+    name, equals, value = text.removeprefix("--").partition("=")
+    return name, value if equals else True
+
+
+@contextlib.contextmanager
+def _advice(config: Config, role: Role, slurm: Slurm) -> Iterator[None]:
+    """Slurm's refusal together with the settings that it is about."""
+    try:
+        yield
+    except LaunchError as error:
+        job: JobConfig = getattr(config.slurm, role)
+        settings = job.model_dump(mode="json").items()
+        asked = [f"slurm.{role}.{key}={value}" for key, value in settings if value not in (None, [])]
+        if config.slurm.account:
+            asked.append(f"slurm.account={config.slurm.account}")
+        there = ", ".join(slurm.partitions()) or "unknown"
+        raise LaunchError(
+            f"Slurm refuses the {role} job: {error}\nIt asks for {', '.join(asked)}\nPartitions here: {there}"
+        ) from None
+
+
+# --- the jobs of a run ----------------------------------------------------------------------------------------------
+
+
+def record(paths: RunPaths, job_id: str, role: Role) -> None:
+    """Remember a job of the run, once; every process of the job may call this at once."""
+    paths.slurm.mkdir(exist_ok=True)
+    file = paths.slurm_job(job_id)
+    if not file.exists():
+        unfinished = file.with_name(f".{file.name}.{time.time_ns()}")
+        unfinished.write_bytes(msgspec.json.encode(Recorded(job_id, role, time.time())))
+        unfinished.replace(file)
+
+
+def recorded_jobs(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
+    """All jobs of the run that we heard of, oldest first."""
+    slurm = slurm or Slurm()
+    records = [msgspec.json.decode(file.read_bytes(), type=Recorded) for file in paths.slurm.glob("[0-9]*.json")]
+    return [Job(known.job_id, known.role, slurm) for known in sorted(records, key=lambda known: known.time)]
+
+
+def job_statuses(paths: RunPaths, slurm: Slurm | None = None) -> list[tuple[Role, JobStatus]]:
+    """Jobs that are not over, and those of the last submission however they ended. Empty where no job is known."""
+    jobs = recorded_jobs(paths, slurm)
+    if not jobs:
+        return []
+    last = max((i for i, job in enumerate(jobs) if job.role == "head"), default=0)
+    roles = {job.job_id: job.role for job in jobs}
+    shown = {job.job_id for job in jobs[last:]}
+    statuses = jobs[0].slurm.statuses([job.job_id for job in jobs])
+    named = [(status.name.partition("_")[0], status) for status in statuses]
+    return [(roles[job_id], status) for job_id, status in named if job_id in shown or not status.is_final]
+
+
+def cancel(paths: RunPaths, slurm: Slurm | None = None) -> list[str]:
+    """End every job of the run; the names of those that were not over. Errors: LaunchError when there is none."""
+    active = [status.name for _, status in job_statuses(paths, slurm) if not status.is_final]
+    if not active:
+        raise LaunchError(f"no Slurm job of {paths.root} is queued or running")
+    (slurm or Slurm()).cancel(dict.fromkeys(name.partition("_")[0] for name in active))
+    return active
+
+
+def summarise(statuses: list[JobStatus]) -> str:
+    states = [status.state for status in statuses]
+    for wanted in ("RUNNING", *(state for state, status in zip(states, statuses, strict=True) if not status.is_final)):
+        if wanted in states:
+            return wanted
+    return next((state for state in states if state != "COMPLETED"), "COMPLETED" if states else UNKNOWN)
+
+
+def _refuse_second_head(paths: RunPaths, slurm: Slurm) -> None:
+    for job in recorded_jobs(paths, slurm):
+        if job.role == "head" and not JobStatus(job.job_id, state := job.state).is_final:
+            raise LaunchError(
+                f"{paths.root} has a head already: job {job.job_id} is {state}. Add workers to it with `sbatch "
+                f"{paths.slurm_script('worker')}`, or end it with `hpc-es cancel {paths.root}`"
+            )
