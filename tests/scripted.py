@@ -42,6 +42,31 @@ class NanReward(Steps):
         return float("nan")
 
 
+class Odd(Steps):
+    """Breaks the contract in one place: `reset`, `step`, `reward` or `close` gives ODD[place], or calls it."""
+
+    def reset(self, task: int) -> Observation:
+        observation = super().reset(task)
+        return odd("reset", observation)
+
+    def step(self, text: str) -> StepResult:
+        return odd("step", super().step(text))
+
+    def reward(self) -> float:
+        return odd("reward", super().reward())
+
+    def close(self) -> None:
+        odd("close", None)
+
+
+ODD: dict[str, object] = {}
+
+
+def odd(place: str, usual):
+    given = ODD.get(place, usual)
+    return given() if callable(given) else given
+
+
 class Raises(Steps):
     """Raises while FAULTS["raises"] lasts."""
 
