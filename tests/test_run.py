@@ -187,6 +187,19 @@ def test_a_changed_configuration_is_refused_with_the_difference_shown(bench, und
     assert "Traceback" not in output
 
 
+def test_a_head_that_would_go_on_otherwise_leaves_the_journal_alone(bench, undisturbed):
+    root = bench.folder / "edited"
+    shutil.copytree(undisturbed, root)
+    (root / "config.yaml").write_text(
+        (root / "config.yaml")
+        .read_text()
+        .replace("sigma:\n    kind: constant\n    start: 0.05", "sigma:\n    kind: constant\n    start: 0.07")
+    )
+    output = bench.cli("head", root, "--local", code=2)
+    assert "es.sigma.start: 0.05 -> 0.07" in output
+    assert len(RunPaths(root).segments()) == 1
+
+
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(bench, undisturbed):
     root = bench.folder / "stopped"
     process = bench.start("run", bench.config("stopped"))
@@ -275,6 +288,7 @@ def test_secrets_that_others_can_read_are_refused(bench, undisturbed):
     shutil.copytree(undisturbed, root)
     (root / "config.yaml").write_text((root / "config.yaml").read_text().replace("undisturbed", "open"))
     RunPaths(root).segment(1).unlink()
+    shutil.rmtree(RunPaths(root).checkpoints)
     RunPaths(root).secrets.chmod(0o755)
     output = bench.cli("run", bench.config("open"), code=1)
     assert "chmod" in output
