@@ -316,6 +316,23 @@ def test_a_full_disk_stops_the_run_cleanly_and_it_resumes(bench, undisturbed, tm
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
+def test_a_worker_whose_arena_is_corrupted_is_quarantined_and_the_run_goes_on(bench, tmp_path):
+    template = re.sub(
+        r"env: sudoku\n  options: .*", f"env: scripted:Corrupts\n  options: {{marker: {tmp_path}/done}}", CONFIG
+    )
+    root = bench.folder / "corrupted"
+    bench.cli("run", bench.config("corrupted", template=template))
+    assert (tmp_path / "done").exists()
+    records = records_of(root)
+    notes = [record.what for record in records if isinstance(record, journal.Noted)]
+    assert sum("is quarantined" in note for note in notes) == 1
+    void = [record for record in records if isinstance(record, journal.Voided)]
+    assert void
+    assert all("measured around digest" in record.reason for record in void)
+    assert sorted(digests(root)) == [1, 2, 3, 4]
+    assert bench.answer("verify", root)["problems"] == []
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
