@@ -1,10 +1,13 @@
 """Environments and an engine that do as a test says; made by name as `scripted:Steps` and so on."""
 
+import gc
 import time
 from collections import Counter
+from pathlib import Path
 
 from hpc_es.engine.base import Completion
 from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.params import Arena
 
 FAULTS: Counter[str] = Counter()
 """How often each kind of environment still misbehaves in this process."""
@@ -40,6 +43,31 @@ class Steps(Env):
 class NanReward(Steps):
     def reward(self) -> float:
         return float("nan")
+
+
+class Odd(Steps):
+    """Breaks the contract in one place: `reset`, `step`, `reward` or `close` gives ODD[place], or calls it."""
+
+    def reset(self, task: int) -> Observation:
+        observation = super().reset(task)
+        return odd("reset", observation)
+
+    def step(self, text: str) -> StepResult:
+        return odd("step", super().step(text))
+
+    def reward(self) -> float:
+        return odd("reward", super().reward())
+
+    def close(self) -> None:
+        odd("close", None)
+
+
+ODD: dict[str, object] = {}
+
+
+def odd(place: str, usual):
+    given = ODD.get(place, usual)
+    return given() if callable(given) else given
 
 
 class Raises(Steps):
@@ -117,3 +145,18 @@ class Fickle(Env):
             time.sleep(3600)
         reward = float("nan") if self.fault == "nan" else float(sum(text.encode()))
         return StepResult(None, reward, True, False)
+
+
+class Corrupts(Fickle):
+    """Changes one value of the arena in its own process, as bad memory would: once, where theta_1 is first met."""
+
+    def __init__(self, split: str = "train", marker: str = "") -> None:
+        super().__init__(split)
+        self.marker = Path(marker)
+
+    def step(self, text: str) -> StepResult:
+        for arena in [thing for thing in gc.get_objects() if isinstance(thing, Arena)]:
+            if arena.version == 1 and not self.marker.exists():
+                self.marker.touch()
+                arena.tensor("model.norm.weight")[0] += 1
+        return super().step(text)

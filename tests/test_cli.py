@@ -36,6 +36,16 @@ def test_version_is_printed() -> None:
     assert (result.exit_code, result.stdout) == (0, f"hpc-es {__version__}\n")
 
 
+def test_a_warning_is_one_plain_line() -> None:
+    script = (
+        "import warnings, hpc_es.cli as cli\n"
+        "cli.app = lambda prog_name: warnings.warn('a torn tail was cut', stacklevel=1)\n"
+        "cli.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == "warning: a torn tail was cut\n"
+
+
 def test_python_m_hpc_es_is_the_same_command() -> None:
     done = subprocess.run([sys.executable, "-m", "hpc_es", "--help"], capture_output=True, text=True, check=True)
     assert all(f"\n  {command} " in done.stdout for command in ("run", "status", "verify", "replay", "eval", "config"))

@@ -263,6 +263,13 @@ def test_a_saved_config_is_loaded_exactly(
     assert compare(config, again) == ([], [])
 
 
+def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep.yaml"
+    path.write_text("a: " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        load(path)
+
+
 def test_harmless_differences_are_told_from_harmful_ones(config_file: Path) -> None:
     old = load(config_file).config
     new = load(config_file, ["launch.workers=4", "es.sigma=2e-3", "transport.heartbeat=1s", "engine.threads=2"]).config

@@ -172,6 +172,12 @@ def test_asking_where_no_head_ever_was_says_how_to_start_one(paths: RunPaths) ->
         ask(paths, m.StatusRequest(), 30)
 
 
+def test_asking_where_the_rendezvous_cannot_be_read_is_an_error_of_ours(paths: RunPaths) -> None:
+    paths.rendezvous.mkdir()
+    with pytest.raises(TransportError, match=r"rendezvous\.json cannot be read"):
+        ask(paths, m.StatusRequest(), 30)
+
+
 def test_asking_a_dead_head_ends_in_time(paths: RunPaths) -> None:
     with serving(paths):
         pass

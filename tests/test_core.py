@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from theatre import Stage, make_config
 
-from hpc_es.head.core import GroupFailed, Received, StopAsked, Tick
+from hpc_es.head.events import GroupFailed, Received, StopAsked, Tick
 from hpc_es.head.planning import make_commit, member_of
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
@@ -78,9 +78,7 @@ def test_no_commit_leaves_a_version_before_all_that_was_planned_there_is_leased(
 
 def test_a_duplicate_result_is_acknowledged_and_not_counted():
     stage = Stage(make_config())
-    worker = stage.add_worker("seat-0")
-    while worker.current is None:
-        stage.move(stage.moves()[0])
+    worker = stage.busy_worker("seat-0")
     stage.finish_evaluation(worker)
     report = stage.to_head[0]
     for _ in range(3):
@@ -92,9 +90,7 @@ def test_a_duplicate_result_is_acknowledged_and_not_counted():
 
 def test_a_silent_worker_loses_its_lease_and_its_late_result_still_counts_once():
     stage = Stage(make_config())
-    slow = stage.add_worker("seat-0")
-    while slow.current is None:
-        stage.move(stage.moves()[0])
+    slow = stage.busy_worker("seat-0")
     assignment = slow.current
     stage.now += 31.0
     stage.add_worker("seat-1")
@@ -141,9 +137,7 @@ def test_a_worker_with_other_bits_is_quarantined_and_nothing_of_it_counts():
 
 def test_nan_fitness_is_a_failed_evaluation():
     stage = Stage(make_config())
-    worker = stage.add_worker("seat-0")
-    while worker.current is None:
-        stage.move(stage.moves()[0])
+    worker = stage.busy_worker("seat-0")
     stage.finish_evaluation(worker)
     report = stage.to_head.pop()
     worker.unacked.clear()
@@ -156,9 +150,7 @@ def test_nan_fitness_is_a_failed_evaluation():
 
 def test_a_second_worker_in_a_seat_replaces_the_first():
     stage = Stage(make_config())
-    first = stage.add_worker("seat-0")
-    while first.current is None:
-        stage.move(stage.moves()[0])
+    first = stage.busy_worker("seat-0")
     stage.add_worker("seat-0")
     stage.run()
     assert first.gone
@@ -218,9 +210,7 @@ def test_a_head_that_comes_back_sends_nobody_home():
 
 def test_a_draining_worker_gets_nothing_more_and_what_it_hands_back_is_done_by_others():
     stage = Stage(make_config())
-    leaving = stage.add_worker("seat-0")
-    while leaving.current is None:
-        stage.move(stage.moves()[0])
+    leaving = stage.busy_worker("seat-0")
     held, leaving.current = leaving.current.eval_id, None
     stage.to_head.append(messages.Draining(leaving.name, "its job is nearly over"))
     stage.to_head.append(messages.HandBack(leaving.name, held, "no time is left for it"))
@@ -233,9 +223,7 @@ def test_a_draining_worker_gets_nothing_more_and_what_it_hands_back_is_done_by_o
 
 def test_a_worker_that_is_drained_on_request_finishes_what_it_holds_and_is_sent_home():
     stage = Stage(make_config())
-    leaving = stage.add_worker("seat-0")
-    while leaving.current is None:
-        stage.move(stage.moves()[0])
+    leaving = stage.busy_worker("seat-0")
     stage.to_head.append(messages.DrainRequest("seat-0"))
     stage.add_worker("seat-1")
     dismissed = []

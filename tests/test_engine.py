@@ -20,7 +20,7 @@ from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
 from hpc_es.engine.gate import to_the_end
-from hpc_es.errors import ConfigError, EngineError, HpcEsError, ModelError
+from hpc_es.errors import ConfigError, EngineError, EnvError, HpcEsError, ModelError
 from hpc_es.es.records import Commit, EvalId, Member, UpdateMember
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
@@ -263,7 +263,7 @@ def test_choices_limit_the_answer_to_the_likeliest_of_them(bench: Bench) -> None
 @pytest.mark.parametrize(("choices", "message"), [(["12"], "one token"), (["1", "1"], "same token"), ([], "empty")])
 def test_choices_that_are_not_one_token_each_are_refused(bench: Bench, choices: list[str], message: str) -> None:
     bench.run(bench.engine.perturb(None))
-    with pytest.raises(EngineError, match=message):
+    with pytest.raises(EnvError, match=message):
         bench.generate(choices=choices)
 
 

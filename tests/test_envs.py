@@ -13,6 +13,19 @@ from hpc_es.envs.check import check_env
 from hpc_es.errors import ConfigError, EnvError
 
 
+class Unmakeable(Env):
+    """Its data is not there."""
+
+    def __init__(self) -> None:
+        raise FileNotFoundError("puzzles.jsonl")
+
+    def reset(self, task: int) -> Observation:
+        raise EnvError("never made")
+
+    def step(self, text: str) -> StepResult:
+        raise EnvError("never made")
+
+
 class Countdown(Env):
     """A correct environment of three turns, which the broken ones below differ from in one thing each."""
 
@@ -204,3 +217,12 @@ def test_a_run_evaluates_on_held_out_tasks_whatever_options_it_gives(given):
     train, held_out = (make_for(config, kind) for kind in ("train", "eval"))
     seen = {train.reset(task).messages for task in range(train.num_tasks)}
     assert not seen & {held_out.reset(task).messages for task in range(held_out.num_tasks)}
+
+
+def test_an_environment_that_cannot_be_made_or_imported_says_why(tmp_path, monkeypatch):
+    with pytest.raises(EnvError, match=r"cannot be made: FileNotFoundError: puzzles\.jsonl"):
+        envs.make(f"{__name__}:Unmakeable")
+    (tmp_path / "broken_env.py").write_text("x = 1 / 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be imported: ZeroDivisionError"):
+        envs.make("broken_env:Env")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import small_checkpoint
 
-from hpc_es.config import Config
-from hpc_es.errors import ConfigError, LaunchError, ModelError, RunFailed
+from hpc_es.config import Config, load, save
+from hpc_es.errors import ConfigError, LaunchError, ModelError, RunFailed, StoreError
 from hpc_es.launch import local, prepare
 from hpc_es.launch.local import Outcome, run_local
 from hpc_es.paths import RunPaths
@@ -252,7 +252,8 @@ def test_a_second_launcher_is_refused_and_a_dead_one_blocks_nobody(stage: Stage)
 
 def begin_journal(paths: RunPaths, *, finished: bool) -> None:
     def started(generation: int, predecessor_bytes: int) -> Started:
-        return Started(0.0, SCHEMA_VERSION, "play", generation, predecessor_bytes, "{}", 0, {}, "here")
+        began_with = load(paths.config).config.model_dump_json()
+        return Started(0.0, SCHEMA_VERSION, "play", generation, predecessor_bytes, began_with, 0, {}, "here")
 
     writer = JournalWriter.create(paths, started)
     if finished:
@@ -278,6 +279,26 @@ def test_a_begun_run_refuses_another_configuration_and_shows_the_difference(stag
         stage.run(stage.config(sigma=3e-3))
     assert stage.run(stage.config(sigma=2e-3, stop_timeout=1.0)).finished
     assert stage.events == ["changed since the run began: launch.stop_timeout: 5.0 -> 1.0"]
+
+
+def test_an_edited_config_yaml_does_not_change_what_a_begun_run_computes(stage: Stage) -> None:
+    stage.script(head=["sys.exit(0)"], local_0=[WAITS])
+    prepare.write_folder(stage.config())
+    begin_journal(stage.paths, finished=False)
+    save(stage.config(sigma=3e-3), stage.paths.config)
+    with pytest.raises(ConfigError, match=r"another configuration:\n  es.sigma.start: 0.001 -> 0.003\n"):
+        stage.run(stage.config(sigma=3e-3))
+    assert stage.run(stage.config()).finished
+
+
+def test_checkpoints_of_a_journal_that_is_lost_are_not_taken_for_those_of_a_new_run(stage: Stage) -> None:
+    stage.script(head=["sys.exit(0)"], local_0=[WAITS])
+    prepare.write_folder(stage.config())
+    stage.paths.checkpoint(3).mkdir(parents=True)
+    with pytest.raises(StoreError, match="checkpoints, but no journal"):
+        stage.run()
+    stage.paths.checkpoint(3).rmdir()
+    assert stage.run().finished
 
 
 def test_arenas_that_do_not_fit_are_refused_before_anything_starts(

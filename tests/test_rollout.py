@@ -2,11 +2,14 @@
 
 import asyncio
 
+import msgspec
+import numpy as np
 import pytest
 import scripted
 
 from hpc_es import envs
 from hpc_es.config.schema import Config
+from hpc_es.envs.base import Message, Observation
 from hpc_es.errors import EngineError, EnvError
 from hpc_es.es.records import Assignment, EvalId
 from hpc_es.worker import rollout
@@ -68,6 +71,73 @@ def test_an_environment_that_raises_twice_voids_the_evaluation_and_is_quoted():
 def test_a_reward_of_nan_is_a_fault_and_not_a_number():
     with pytest.raises(EnvError, match="rewarded with nan"):
         play("NanReward")
+
+
+def message(content: object) -> Observation:
+    return Observation((Message("user", content),))  # type: ignore[arg-type]
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def fail(error: BaseException):
+    def call():
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("place", "given", "words"),
+    [
+        ("reward", float("inf"), "rewarded with inf"),
+        ("reward", np.float32("inf"), "rewarded with"),
+        ("reward", 1e200, "rewarded with 1e\\+200"),
+        ("reward", 10**400, "must be a finite number"),
+        ("reward", "1.0", "rewarded with '1.0'"),
+        ("reward", lambda: None, "rewarded with None"),
+        ("step", lambda: None, "step returned NoneType"),
+        ("step", (None, 1.0, True, False), "step returned tuple"),
+        ("step", fail(SystemExit(1)), "raised SystemExit: 1"),
+        ("step", fail(KeyboardInterrupt()), "raised KeyboardInterrupt"),
+        ("step", fail(Silent()), "raised Silent: .*cannot be shown"),
+        ("reset", "hello", "shows str"),
+        ("reset", Observation(("hello",)), "no Message with text"),
+        ("reset", message(None), "no Message with text"),
+        ("reset", message(""), "no tokens"),
+        ("reset", Observation(()), "no tokens"),
+        ("reset", Observation((Message("user", "x"),), choices=(1,)), "not texts"),
+        ("close", fail(OSError("busy")), r"close after task 1 raised OSError: busy"),
+    ],
+)
+def test_whatever_breaks_the_contract_is_a_fault_that_is_named(monkeypatch, place, given, words):
+    monkeypatch.setattr(scripted, "ODD", {place: given})
+    with pytest.raises(EnvError, match=words):
+        play("Odd", tasks=(1,))
+
+
+def test_the_words_of_an_environment_are_cut_and_can_be_sent(monkeypatch):
+    monkeypatch.setattr(scripted, "ODD", {"step": fail(ValueError("\ud800" + "x" * 10_000_000))})
+    with pytest.raises(EnvError) as caught:
+        play("Odd", tasks=(1,))
+    assert len(msgspec.msgpack.encode(str(caught.value))) < 2000
+
+
+def test_a_prompt_that_the_tokenizer_refuses_is_a_fault_of_the_environment(monkeypatch):
+    engine = scripted.Echo()
+    monkeypatch.setattr(engine, "tokenizer", None)
+    with pytest.raises(EnvError, match="task 1 shows what cannot be put into tokens: AttributeError"):
+        play("Steps", tasks=(1,), engine=engine)
+
+
+@pytest.mark.parametrize("reward", [np.float32(0.5), np.float64(0.5), 0.5])
+def test_rewards_of_any_kind_of_number_become_plain_ones(monkeypatch, reward):
+    monkeypatch.setattr(scripted, "ODD", {"reward": reward})
+    (episode,) = play("Odd", tasks=(1,))
+    assert (type(episode.reward), episode.reward) == (float, 0.5)
+    msgspec.msgpack.encode(episode)
 
 
 def test_an_environment_that_never_returns_is_left_behind_after_its_time():

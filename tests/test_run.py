@@ -187,6 +187,19 @@ def test_a_changed_configuration_is_refused_with_the_difference_shown(bench, und
     assert "Traceback" not in output
 
 
+def test_a_head_that_would_go_on_otherwise_leaves_the_journal_alone(bench, undisturbed):
+    root = bench.folder / "edited"
+    shutil.copytree(undisturbed, root)
+    (root / "config.yaml").write_text(
+        (root / "config.yaml")
+        .read_text()
+        .replace("sigma:\n    kind: constant\n    start: 0.05", "sigma:\n    kind: constant\n    start: 0.07")
+    )
+    output = bench.cli("head", root, "--local", code=2)
+    assert "es.sigma.start: 0.05 -> 0.07" in output
+    assert len(RunPaths(root).segments()) == 1
+
+
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bits(bench, undisturbed):
     root = bench.folder / "stopped"
     process = bench.start("run", bench.config("stopped"))
@@ -275,6 +288,7 @@ def test_secrets_that_others_can_read_are_refused(bench, undisturbed):
     shutil.copytree(undisturbed, root)
     (root / "config.yaml").write_text((root / "config.yaml").read_text().replace("undisturbed", "open"))
     RunPaths(root).segment(1).unlink()
+    shutil.rmtree(RunPaths(root).checkpoints)
     RunPaths(root).secrets.chmod(0o755)
     output = bench.cli("run", bench.config("open"), code=1)
     assert "chmod" in output
@@ -300,6 +314,23 @@ def test_a_full_disk_stops_the_run_cleanly_and_it_resumes(bench, undisturbed, tm
         bench.cli("verify", disk / "full")
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_worker_whose_arena_is_corrupted_is_quarantined_and_the_run_goes_on(bench, tmp_path):
+    template = re.sub(
+        r"env: sudoku\n  options: .*", f"env: scripted:Corrupts\n  options: {{marker: {tmp_path}/done}}", CONFIG
+    )
+    root = bench.folder / "corrupted"
+    bench.cli("run", bench.config("corrupted", template=template))
+    assert (tmp_path / "done").exists()
+    records = records_of(root)
+    notes = [record.what for record in records if isinstance(record, journal.Noted)]
+    assert sum("is quarantined" in note for note in notes) == 1
+    void = [record for record in records if isinstance(record, journal.Voided)]
+    assert void
+    assert all("measured around digest" in record.reason for record in void)
+    assert sorted(digests(root)) == [1, 2, 3, 4]
+    assert bench.answer("verify", root)["problems"] == []
 
 
 @pytest.mark.parametrize(

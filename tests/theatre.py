@@ -12,14 +12,8 @@ import msgspec
 
 from hpc_es.config.schema import Config
 from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
-from hpc_es.head.core import (
-    CheckpointSaved,
-    Core,
-    GroupUp,
-    Received,
-    Tick,
-    Updated,
-)
+from hpc_es.head.core import Core
+from hpc_es.head.events import CheckpointSaved, GroupUp, Received, Tick, Updated
 from hpc_es.head.instructions import Append, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.planning import Tasks
@@ -143,6 +137,13 @@ class Stage:
         worker = StageWorker(f"{seat}.{len(self.workers)}", seat)
         self.workers[worker.name] = worker
         self.hello(worker)
+        return worker
+
+    def busy_worker(self, seat: str) -> StageWorker:
+        """One that has just been given its first evaluation."""
+        worker = self.add_worker(seat)
+        while worker.current is None:
+            self.move(self.moves()[0])
         return worker
 
     def hello(self, worker: StageWorker) -> None:

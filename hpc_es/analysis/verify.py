@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpc_es.config.load import from_record
 from hpc_es.config.schema import Config, Schedule
 from hpc_es.errors import VerifyError
 from hpc_es.es import population, schedules, shaping
@@ -115,7 +116,7 @@ def collect(records: Iterable[journal.AnyRecord]) -> History:
     history: History | None = None
     for record in records:
         if isinstance(record, journal.Started):
-            history = history or History(Config.model_validate_json(record.config_json), record.base_digest)
+            history = history or History(from_record(record.config_json), record.base_digest)
             if record.base_digest != history.base_digest:
                 history.problems.append(f"generation {record.generation} began on another base model")
         elif history is None:

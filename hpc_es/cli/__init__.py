@@ -7,6 +7,7 @@ object and nothing else. Imports are made inside the commands, so that `--help` 
 
 import dataclasses
 import logging
+import warnings
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -74,7 +75,13 @@ class Dtype(StrEnum):
 
 
 def main() -> None:
+    warnings.formatwarning = _warning_line
     app(prog_name="hpc-es")
+
+
+def _warning_line(message: Warning | str, *_: object, **__: object) -> str:
+    """What a user has to know, without the line of code that says it."""
+    return f"warning: {message}\n"
 
 
 def _show_version(wanted: bool) -> None:

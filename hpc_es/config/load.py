@@ -69,6 +69,14 @@ def save(config: Config, path: Path) -> None:
     unfinished.replace(path)
 
 
+def from_record(text: str) -> Config:
+    """The configuration that a journal has, as JSON. Errors: ConfigError when another hpc_es wrote it."""
+    try:
+        return Config.model_validate_json(text)
+    except ValidationError as error:
+        raise ConfigError(f"the journal's configuration is not of this hpc_es:\n{explain(error, {})}") from None
+
+
 def flatten(config: Config) -> list[tuple[str, Any]]:
     """(dotted key, plain value) of every setting, in the schema's order. Lists and empty mappings are values."""
     return list(_leaves(config.model_dump(mode="json"), ""))

@@ -313,6 +313,7 @@ class Config(Model):
 
 
 HARMLESS = (
+    "run.name",
     "run.dir",
     "run.max_failures_in_a_row",
     "transport",

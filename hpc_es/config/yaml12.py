@@ -56,6 +56,8 @@ def parse(text: str, source: str) -> "Tree | Given":
         raise ConfigError(f"{_place(source, mark)}: {error.problem or error.context}{hint}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{source}: nested too deeply to be a configuration") from None
     return Given(None, source) if node is None else _Builder(source).build(node)
 
 

@@ -84,7 +84,8 @@ class Engine(ABC):
     ) -> Completion:
         """Continue a prompt of token ids; with `choices`, answer with one of them.
 
-        Errors: EngineError when the prompt leaves no room for an answer within max_model_len.
+        Errors: EngineError when the prompt leaves no room for an answer within max_model_len; EnvError for choices
+        that are not one token each.
         """
 
     @abstractmethod

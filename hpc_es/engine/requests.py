@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpc_es.errors import EngineError
+from hpc_es.errors import EngineError, EnvError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,19 +23,17 @@ def answer_room(prompt: Sequence[int], max_tokens: int, max_model_len: int) -> i
 
 
 def choice_tokens(tokenizer: "PreTrainedTokenizerBase", choices: Sequence[str]) -> dict[int, str]:
-    """Token id -> choice. Errors: EngineError for a choice that is not one token, or two that share theirs."""
+    """Token id -> choice. Errors: EnvError for a choice that is not one token, or two that share theirs."""
     tokens: dict[int, str] = {}
     for choice in choices:
         ids = tokenizer.encode(choice, add_special_tokens=False)
         if len(ids) != 1:
-            raise EngineError(
-                f"choice {choice!r} is {len(ids)} tokens in this tokenizer; choices must be one token each"
-            )
+            raise EnvError(f"choice {choice!r} is {len(ids)} tokens in this tokenizer; choices must be one token each")
         if ids[0] in tokens:
-            raise EngineError(f"choices {tokens[ids[0]]!r} and {choice!r} are the same token {ids[0]}; drop one")
+            raise EnvError(f"choices {tokens[ids[0]]!r} and {choice!r} are the same token {ids[0]}; drop one")
         tokens[ids[0]] = choice
     if not tokens:
-        raise EngineError("choices is empty; give at least one, or None for free text")
+        raise EnvError("choices is empty; give at least one, or None for free text")
     return tokens
 
 

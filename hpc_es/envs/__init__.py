@@ -9,7 +9,7 @@ import pydantic
 
 from hpc_es.config.schema import Config
 from hpc_es.envs.base import Env
-from hpc_es.errors import ConfigError
+from hpc_es.errors import ConfigError, EnvError
 from hpc_es.es.records import Kind
 
 _BUILT_IN = {
@@ -26,7 +26,8 @@ def registered() -> list[str]:
 def make(name: str, **options: Any) -> Env:
     """A new environment: a built-in name, or package.module:Class.
 
-    Errors: ConfigError for a name or an option that does not exist, and for a value that is not allowed.
+    Errors: ConfigError for a name or an option that does not exist, and for a value that is not allowed; EnvError when
+    it raises.
     """
     env_class = _find(name)
     _check_names(name, env_class, options)
@@ -36,6 +37,8 @@ def make(name: str, **options: Any) -> Env:
         raise ConfigError(f"environment {name}: {_explain(error)}") from error
     except ConfigError as error:
         raise ConfigError(f"environment {name}: {error}") from error
+    except Exception as error:
+        raise EnvError(f"environment {name} cannot be made: {type(error).__name__}: {error}") from error
 
 
 def make_for(config: Config, kind: Kind) -> Env:
@@ -60,8 +63,8 @@ def _find(name: str) -> type[Env]:
     module, _, attribute = _BUILT_IN.get(name, name).partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"environment {name!r} cannot be imported: {error}") from error
+    except Exception as error:  # a module raises whatever it likes
+        raise ConfigError(f"environment {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not (inspect.isclass(found) and issubclass(found, Env)):
         raise ConfigError(f"environment {name!r} is not a subclass of hpc_es.envs.base.Env")
     return found

@@ -9,7 +9,6 @@ or done. No clock, no I/O: the same core runs in the simulator.
 
 import hashlib
 import math
-from dataclasses import dataclass
 
 import msgspec
 
@@ -17,6 +16,7 @@ from hpc_es.config.schema import Config
 from hpc_es.es.records import Commit, EvalId, Member, Result
 from hpc_es.es.staleness import Sync, Verdict
 from hpc_es.head.crew import Crew, Worker
+from hpc_es.head.events import CheckpointSaved, Event, GroupFailed, GroupUp, Received, StopAsked, Tick, Updated
 from hpc_es.head.instructions import Append, Broadcast, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Entry, Ledger
 from hpc_es.head.planning import Tasks, make_commit, plan, replacement
@@ -30,54 +30,6 @@ NOISE_TABLE = f"{TABLE_CRC32:08x}"
 MAX_REBUILDS = 3
 """Digest mismatches of one worker before it is sent away."""
 NULLS_TO_WARN = 5
-
-
-@dataclass(frozen=True)
-class Received:
-    """A message of a worker."""
-
-    message: AnyMessage
-
-
-@dataclass(frozen=True)
-class Updated:
-    """The head's arena is at `version`."""
-
-    version: int
-    digest: int
-    update_norm: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class CheckpointSaved:
-    version: int
-
-
-@dataclass(frozen=True)
-class GroupUp:
-    epoch: int
-
-
-@dataclass(frozen=True)
-class GroupFailed:
-    epoch: int
-    detail: str
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True)
-class StopAsked:
-    reason: str
-    comes_back: bool = False
-    """A head of this run will start again elsewhere: the workers are not sent home."""
-
-
-Event = Received | Updated | CheckpointSaved | GroupUp | GroupFailed | Tick | StopAsked
 
 
 class Core:

@@ -17,21 +17,12 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from hpc_es import __version__
-from hpc_es.config.load import config_digest, load
+from hpc_es.config.load import compare, config_digest, from_record, load
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, StoreError, Superseded, VerifyError
 from hpc_es.es.records import Commit
-from hpc_es.head.core import (
-    CheckpointSaved,
-    Core,
-    Event,
-    GroupFailed,
-    GroupUp,
-    Received,
-    StopAsked,
-    Tick,
-    Updated,
-)
+from hpc_es.head.core import Core
+from hpc_es.head.events import CheckpointSaved, Event, GroupFailed, GroupUp, Received, StopAsked, Tick, Updated
 from hpc_es.head.instructions import Append, Broadcast, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.status import Anchor, status
@@ -99,12 +90,11 @@ class Head:
 
         tasks = count_tasks(config)
         self.arena = Arena.from_pretrained(config.model.path, config.model.include, config.model.exclude)
+        self._refuse_another_run()
         self.journal = JournalWriter.create(paths, self._started)
         self.hdf5 = Hdf5Writer(paths, locking=config.store.hdf5_locking, warn=log.warning)
         ledger = Ledger()
         for record in read_journal(paths.root, warn=log.warning):
-            if isinstance(record, journal.Started):
-                self._refuse_other_base(record)
             ledger.apply(record)
             self._unwritten.append(record)
         restored = restore(self.arena, paths, ledger)
@@ -147,7 +137,17 @@ class Head:
             host=Place.here().node,
         )
 
-    def _refuse_other_base(self, started: journal.Started) -> None:
+    def _refuse_another_run(self) -> None:
+        """What the journal began with is what this head must go on with; asked before the journal is touched."""
+        started = next(read_journal(self.paths.root, warn=log.warning), None)
+        if not isinstance(started, journal.Started):
+            return
+        harmful, _ = compare(from_record(started.config_json), self.config)
+        if harmful:
+            raise ConfigError(
+                f"{self.paths.config} is not what this run began with: {'; '.join(map(str, harmful))}; set it back, or "
+                "choose another run.name"
+            )
         if started.base_digest != self.arena.base_digest:
             raise ConfigError(
                 f"model.path={self.config.model.path} has digest {self.arena.base_digest:016x}, but this run "

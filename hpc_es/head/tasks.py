@@ -2,13 +2,13 @@
 
 from hpc_es import envs
 from hpc_es.config.schema import Config
-from hpc_es.errors import ConfigError
+from hpc_es.errors import ConfigError, EnvError
 from hpc_es.es.records import Kind
 from hpc_es.head.planning import Tasks
 
 
 def count_tasks(config: Config) -> Tasks:
-    """Tasks to train and to evaluate on. Errors: ConfigError when more are asked for than there are."""
+    """Tasks to train and to evaluate on. Errors: ConfigError when more are asked for than there are; EnvError."""
     train = _num_tasks(config, "train", config.es.tasks_per_member, "es.tasks_per_member")
     if config.eval.num_tasks:
         _num_tasks(config, "eval", config.eval.num_tasks, "eval.num_tasks")
@@ -17,8 +17,13 @@ def count_tasks(config: Config) -> Tasks:
 
 def _num_tasks(config: Config, kind: Kind, wanted: int, key: str) -> int:
     env = envs.make_for(config, kind)
-    available = env.num_tasks
-    env.close()
+    try:
+        available = env.num_tasks
+        env.close()
+    except Exception as error:
+        raise EnvError(f"{config.task.env} was made and closed: {type(error).__name__}: {error}") from error
+    if not isinstance(available, int):
+        raise EnvError(f"{config.task.env}: num_tasks is {available!r}; it must be a whole number")
     if wanted > available:
         raise ConfigError(
             f"{key}={wanted} is more than the {available} tasks that {config.task.env} has: lower it, or give the "

@@ -1,7 +1,8 @@
 """Everything that is settled before the first process of a run starts.
 
-Invariants: a run folder has one launcher at a time; its config.yaml never changes in a way that would change what the
-run computes, once the run has begun; a mistake in the configuration is found here, before anything is loaded.
+Invariants: a run folder has one launcher at a time; once the run has begun, the configuration in its journal is the one
+that counts, and nothing that would change what the run computes takes its place, not even an edited config.yaml; a
+mistake in the configuration is found here, before anything is loaded.
 """
 
 import contextlib
@@ -13,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from hpc_es.config import Config, compare, load, save
-from hpc_es.errors import ConfigError, LaunchError, ModelError
+from hpc_es.config import Config, compare, from_record, save
+from hpc_es.errors import ConfigError, LaunchError, ModelError, StoreError
 from hpc_es.head.tasks import count_tasks
 from hpc_es.params import check_memory
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
-from hpc_es.store.records import Stopped
+from hpc_es.store.records import Started, Stopped
 from hpc_es.transport.secrets import create_secrets
 
 
@@ -64,13 +65,20 @@ def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
     """
     paths = run_paths(config)
     changed: list[str] = []
-    if paths.config.exists() and paths.segments():
-        harmful, harmless = compare(load(paths.config).config, config)
+    began_with = began_config(paths)
+    if began_with is None and paths.written_checkpoints():
+        raise StoreError(
+            f"{paths.root} has checkpoints, but no journal that says what they are: bring its journal back, or remove "
+            f"{paths.checkpoints} to begin anew"
+        )
+    if began_with is not None:
+        harmful, harmless = compare(began_with, config)
         if harmful:
             raise ConfigError(
                 f"{paths.root} began with another configuration:\n"
                 + "".join(f"  {difference}\n" for difference in harmful)
-                + f"Give this run another run.name, or go on as it began: hpc-es run {paths.config}"
+                + f"Give this run another run.name, or set these back: `hpc-es run {paths.root}` goes on as it began, "
+                "unless its config.yaml was edited"
             )
         changed = [str(difference) for difference in harmless]
     try:
@@ -80,6 +88,12 @@ def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
         raise LaunchError(f"the run folder {paths.root} cannot be written: {error}") from None
     create_secrets(paths)
     return paths, changed
+
+
+def began_config(paths: RunPaths) -> Config | None:
+    """What the run began with, by its journal; None when nothing has run here. Errors: StoreError, JournalDamaged."""
+    first = next(read_journal(paths.root), None)
+    return from_record(first.config_json) if isinstance(first, Started) else None
 
 
 @contextlib.contextmanager

@@ -21,7 +21,10 @@ def ask(paths: RunPaths, message: AnyMessage, timeout_s: float) -> AnyMessage:
     Errors: TransportError when there is no head, it does not answer within `timeout_s`, or keys are refused.
     """
     keys = load_secrets(paths)
-    there = read_rendezvous(paths.rendezvous)
+    try:
+        there = read_rendezvous(paths.rendezvous)
+    except OSError as error:  # a network file system may fail for a moment while the file is replaced
+        raise TransportError(f"{paths.rendezvous} cannot be read: {error.strerror}") from error
     if there is None:
         raise TransportError(
             f"{paths.rendezvous} does not exist: no head has started this run; start it with `hpc-es run`"

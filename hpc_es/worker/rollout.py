@@ -6,7 +6,7 @@ the evaluation void. Each episode advances as soon as its own answer is there; e
 """
 
 import asyncio
-import math
+import numbers
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from hpc_es.config.schema import Config
 from hpc_es.engine.base import Engine
-from hpc_es.envs.base import Env, Observation, StepResult
+from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import EngineError, EnvError
 from hpc_es.es.population import episode_seed
 from hpc_es.es.records import Assignment, Episode, Kind
@@ -23,6 +23,10 @@ Value = TypeVar("Value")
 
 MAX_STUCK_CALLS = 16
 """Environment calls that never returned before the worker gives up: each holds a thread for good."""
+MAX_REWARD = 1e100
+"""The largest reward, either way: the squares of a cohort's fitness must stay finite."""
+MAX_QUOTE = 1000
+"""Characters of an environment's error that are quoted."""
 
 
 class Player:
@@ -65,7 +69,7 @@ class Player:
         try:
             return await self._turns(env, task, episode_seeds(assignment, position), retries)
         finally:
-            env.close()
+            await self._in_env(env.close, what=f"close after task {task}")
 
     async def _turns(self, env: Env, task: int, seed_of: Callable[[int], int], retries: int) -> Episode:
         began = time.monotonic()
@@ -75,7 +79,7 @@ class Player:
         in_env = time.monotonic() - began
         ended = "terminated"
         while observation is not None:
-            prompt = self.encode(observation)
+            prompt = self._prompt(observation, task)
             if len(prompt) >= self.config.engine.max_model_len:
                 ended = "context"
                 break
@@ -92,14 +96,30 @@ class Player:
             generating += answered - asked
             in_env += time.monotonic() - answered
             turns += 1
-            reward += step.reward
-            success = step.success
-            invalid += step.invalid
+            reward += float(step.reward)  # numpy's numbers, too, become plain ones
+            success = bool(step.success)
+            invalid += bool(step.invalid)
             tokens_in += completion.tokens_in
             tokens_out += completion.tokens_out
             ended = "truncated" if step.truncated else "terminated"
             observation = None if step.done else step.observation
         return Episode(task, reward, success, turns, invalid, tokens_in, tokens_out, generating, in_env, ended, retries)
+
+    def _prompt(self, observation: Observation, task: int) -> list[int]:
+        """Token ids of an observation. Errors: EnvError when it is none, or cannot be put into tokens."""
+        if not isinstance(observation, Observation):
+            raise EnvError(f"task {task} shows {type(observation).__name__}: reset and step must show an Observation")
+        if not all(isinstance(m, Message) and isinstance(m.content, str) for m in observation.messages):
+            raise EnvError(f"task {task} shows messages that are no Message with text")
+        if not all(isinstance(choice, str) for choice in observation.choices or ()):
+            raise EnvError(f"task {task} offers choices that are not texts")
+        try:
+            prompt = self.encode(observation)
+        except Exception as error:  # a chat template raises whatever it likes
+            raise EnvError(f"task {task} shows what cannot be put into tokens: {quote(error)}") from error
+        if not prompt:
+            raise EnvError(f"task {task} shows nothing: its prompt has no tokens")
+        return prompt
 
     def encode(self, observation: Observation) -> list[int]:
         """Token ids of a prompt."""
@@ -123,7 +143,7 @@ class Player:
             try:
                 outcome: tuple[Value | None, BaseException | None] = (call(*args), None)
             except BaseException as error:  # whatever an environment raises is its fault, and named so below
-                outcome = (None, EnvError(f"{self.config.task.env}: {what} raised {type(error).__name__}: {error}"))
+                outcome = (None, EnvError(f"{self.config.task.env}: {what} raised {quote(error)}"))
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, *outcome)
 
@@ -150,7 +170,27 @@ def episode_seeds(assignment: Assignment, position: int) -> Callable[[int], int]
 
 def check_step(step: StepResult, task: int) -> None:
     """Errors: EnvError when a step breaks the contract of environments."""
-    if not math.isfinite(step.reward):
-        raise EnvError(f"task {task} was rewarded with {step.reward}: a reward must be a finite number")
+    if not isinstance(step, StepResult):
+        raise EnvError(f"task {task}: step returned {type(step).__name__}; it must return a StepResult")
+    if not _is_reward(step.reward):
+        raise EnvError(
+            f"task {task} was rewarded with {step.reward!r}: a reward must be a finite number, at most {MAX_REWARD:g}"
+        )
     if step.observation is None and not step.done:
         raise EnvError(f"task {task} goes on without an observation: end it, or say what the model sees next")
+
+
+def _is_reward(value: object) -> bool:
+    try:
+        return isinstance(value, numbers.Real) and abs(float(value)) <= MAX_REWARD
+    except OverflowError:
+        return False
+
+
+def quote(error: BaseException) -> str:
+    """Type and text of an error, as text that can be sent and read: short, and valid UTF-8."""
+    try:
+        text = str(error)
+    except Exception:  # it is the environment's own class
+        text = "(its text cannot be shown)"
+    return f"{type(error).__name__}: {text[:MAX_QUOTE]}".encode(errors="replace").decode()
