@@ -9,11 +9,13 @@ from hpc_es.envs.base import Observation
 
 GATE = "TEST_GATE"
 """Environment variable with the name of that file."""
+PACE = "TEST_PACE"
+"""Environment variable with seconds that every episode lasts at least."""
 
 
 class Sudoku(sudoku.Sudoku):
     def reset(self, task: int) -> Observation:
-        gate = Path(os.environ[GATE])
-        while gate.exists():
+        time.sleep(float(os.environ.get(PACE, 0.0)))
+        while (gate := os.environ.get(GATE)) and Path(gate).exists():
             time.sleep(0.05)
         return super().reset(task)

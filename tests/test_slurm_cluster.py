@@ -5,35 +5,49 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gated
 import pytest
+from on_cluster import (
+    LIMIT_S,
+    ROOT,
+    TOOL,
+    assert_as_if_nothing_had_happened,
+    children,
+    cluster,
+    hpc_es,
+    is_alive,
+    joined,
+    node_of,
+    preempt,
+    process_of,
+    scontrol,
+    script,
+    seats,
+    status,
+    wait_for_generation,
+    wait_for_version,
+    wait_for_work,
+    wait_until,
+    workers,
+)
 
 from hpc_es import store
 from hpc_es.analysis.verify import verify
 from hpc_es.config import Config, load
-from hpc_es.errors import LaunchError, TransportError
+from hpc_es.errors import LaunchError
 from hpc_es.launch import slurm
 from hpc_es.launch.slurm import Job, Submission
 from hpc_es.launch.slurm_commands import Slurm
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
-from hpc_es.store.records import Committed, Digested, Joined, Started
-from hpc_es.transport.messages import Status, StatusRequest, read_rendezvous
-from hpc_es.transport.observer import ask
+from hpc_es.store.records import Started
+from hpc_es.transport.messages import read_rendezvous
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("slurm_cluster")]
-
-ROOT = Path(__file__).resolve().parent.parent
-TOOL = str(ROOT / "tools" / "slurm_cluster.sh")
-LIMIT_S = 300.0
-"""For anything that takes a minute on a machine that has nothing else to do."""
-
 
 CONFIG = ROOT / "configs" / "slurm_smoke.yaml"
 
@@ -105,120 +119,6 @@ def queue() -> Iterator[Slurm]:
 
 def _queued() -> set[str]:
     return set(subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split())
-
-
-def hpc_es(*arguments: str | Path) -> str:
-    command = [sys.executable, "-m", "hpc_es", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.5)
-
-
-def status(paths: RunPaths) -> Status | None:
-    try:
-        answer = ask(paths, StatusRequest(), 1.0)
-    except TransportError:
-        return None
-    return answer if isinstance(answer, Status) else None
-
-
-def seats(paths: RunPaths) -> set[str]:
-    """Of the workers that the head knows."""
-    now = status(paths)
-    return {worker.seat for worker in now.workers} if now else set()
-
-
-def workers(paths: RunPaths) -> set[str]:
-    """Incarnations that the head knows."""
-    now = status(paths)
-    return {worker.worker for worker in now.workers} if now else set()
-
-
-def wait_for_work(submission: Submission, *names: str) -> None:
-    """Until these incarnations, 12_0.1 is the second of 12_0, work on something."""
-
-    def busy() -> bool:
-        assert not submission.head.status()[0].is_final, "the head has ended"
-        now = status(submission.paths)
-        there = [worker.worker for worker in now.workers if worker.state == "busy"] if now else []
-        return all(any(worker.startswith(f"{name}.") for worker in there) for name in names)
-
-    wait_until(busy, f"not all of {names} came to work")
-
-
-def node_of(job: str) -> str:
-    """Where it runs."""
-    return Slurm().statuses([job])[0].node
-
-
-def process_of(paths: RunPaths, seat: str) -> int:
-    """The id of a worker's process; all nodes are this machine."""
-    return next(record.pid for record in reversed(joined(paths)) if record.seat == seat)
-
-
-def joined(paths: RunPaths) -> list[Joined]:
-    return [record for record in read_journal(paths.root) if isinstance(record, Joined)]
-
-
-def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
-
-
-def wait_for_generation(paths: RunPaths, generation: int) -> None:
-    wait_until(
-        lambda: (now := status(paths)) is not None and now.generation == generation, f"no head {generation} came"
-    )
-
-
-def scontrol(*words: str) -> None:
-    subprocess.run(["scontrol", *words], check=True)
-
-
-def preempt(node: str, folder: Path) -> None:
-    """Claim all of a node for a moment, with a job of higher priority."""
-    high = ["--partition=high", f"--nodelist={node}", "--exclusive", "--output=/dev/null"]
-    Slurm().submit(script(folder, "sleep 1"), *high)
-
-
-def cluster(command: str, node: str) -> None:
-    subprocess.run([TOOL, command, node], check=True)
-
-
-def digests(paths: RunPaths) -> dict[int, int]:
-    return {record.version: record.digest for record in read_journal(paths.root) if isinstance(record, Digested)}
-
-
-def assert_as_if_nothing_had_happened(submission: Submission, undisturbed: Submission) -> None:
-    """The same commits and bits, every evaluation counted once."""
-    assert submission.wait(LIMIT_S) == "COMPLETED"
-    assert digests(submission.paths) == digests(undisturbed.paths)
-    commits = [record.commit for record in read_journal(submission.paths.root) if isinstance(record, Committed)]
-    assert [commit.version for commit in commits] == [1, 2, 3, 4]
-    counted = Counter(member.eval_id for commit in commits for member in commit.members)
-    assert (len(counted), set(counted.values())) == (24, {1})
-    assert verify(submission.paths.root, say=lambda text: None).ok
-
-
-def wait_for_version(submission: Submission, version: int) -> None:
-    def there() -> bool:
-        assert not Job(submission.head.job_id, "head", Slurm()).status()[0].is_final, "the head has ended"
-        now = status(submission.paths)
-        return now is not None and now.version >= version
-
-    wait_until(there, f"version {version} was not reached")
-
-
-def script(folder: Path, text: str, *directives: str) -> Path:
-    path = folder / "job.sh"
-    path.write_text("\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in directives), text, ""]))
-    return path
 
 
 # --- whole runs -----------------------------------------------------------------------------------------------------
@@ -366,6 +266,7 @@ def test_a_head_may_move_to_another_node_or_have_a_double(
     wait_for_work(submission, f"{first}.0", f"{second}.0")
 
     older = read_rendezvous(paths.rendezvous)
+    assert older is not None
     cluster("fail-slurmd", nodes[1])
     try:
         wait_for_generation(paths, 3)
@@ -382,10 +283,24 @@ def test_a_head_may_move_to_another_node_or_have_a_double(
 
 
 @pytest.mark.vllm
-def test_the_smoke_configuration_completes_with_vllm(own: list[str], queue: Slurm) -> None:
-    facts = json.loads(hpc_es("submit", CONFIG, *own, "engine.kind=vllm", "--wait", "--json"))
+def test_the_smoke_configuration_completes_with_vllm_though_a_worker_is_killed(
+    gate: Path, own: list[str], queue: Slurm, tmp_path: Path
+) -> None:
+    paths = RunPaths(tmp_path / "slurm-smoke")
+    command = [sys.executable, "-m", "hpc_es", "submit", str(CONFIG), *own, "engine.kind=vllm", "--wait", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as submit:
+        wait_until(lambda: submit.poll() is not None or len(seats(paths)) == 2, "the workers did not come")
+        killed = joined(paths)[-1]
+        engine = children(killed.pid)
+        assert engine, "vLLM has processes of its own"
+        os.kill(killed.pid, signal.SIGKILL)
+        wait_until(lambda: not any(is_alive(pid) for pid in engine), "vLLM outlives its worker")
+        gate.unlink()
+        facts = json.loads(submit.communicate()[0])
     assert facts["state"] == "COMPLETED"
     assert facts["finished"]
+    states = {status.name: status.state for _, status in slurm.job_statuses(paths)}
+    assert (states[killed.seat], sorted(states.values())) == ("FAILED", ["COMPLETED", "COMPLETED", "FAILED"])
     hpc_es("verify", facts["run"])
 
 

@@ -1,33 +1,36 @@
 """Kill a run again and again, and compare it with one that nobody disturbed.
 
     python tools/chaos.py configs/chaos.yaml --moments 10 --seed 1 [key=value ...]
+    python tools/chaos.py configs/chaos.yaml --slurm run.num_updates=20 [key=value ...]
 
 Two runs of one configuration, one after the other: `undisturbed`, and `disturbed`, which at random moments loses a
 worker, the head, both, or everything with its launcher (all by SIGKILL), or has its head frozen (SIGSTOP), replaced
 by a second one and thawed. It is brought back each time by the command that started it. At the end both must have the
 same digest for every version, `verify` must find nothing, no evaluation may be counted twice, and no process may be
 left. Exit code 0 only then.
+
+With --slurm the disturbed run is submitted, once, to the cluster of tools/slurm_cluster.sh; the faults are those of a
+cluster, and a script rather than a lottery: a slurmd that dies under the head (so that there are two heads), a
+preemption, a node that fails, requeues of a worker and of the head. Choose run.num_updates so that it outlasts them.
 """
 
 import argparse
-import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
+import chaos_local
+from chaos_local import Fault, Run
+
 from hpc_es.analysis.verify import verify
-from hpc_es.config import Config, load
-from hpc_es.paths import RunPaths
+from hpc_es.config import load
 from hpc_es.store import records as journal
-from hpc_es.store.journal import read_journal
-from hpc_es.transport.messages import read_rendezvous
+
+SITE = Path(__file__).resolve().parent.parent / "configs" / "sites" / "test-cluster.yaml"
+
 
 # --- the comparison ---------------------------------------------------------------------------------------------
 
@@ -53,43 +56,59 @@ def complaints(undisturbed: Run, disturbed: Run, left: list[int]) -> list[str]:
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def inflict(run: Run, kind: str, fault: Fault, moment: int, apart: float, rng: random.Random) -> bool:
+    """Wait for a random moment, up to `apart` results from now, and let it happen. False when the run has ended."""
+    awaited = run.num_results() + rng.uniform(0, apart)  # 0: right away, while all is starting
+    run.wait(lambda: run.num_results() >= awaited or run.finished())
+    time.sleep(rng.uniform(0, 0.5))
+    if run.finished():
+        print(f"the run ended before fault {moment}", flush=True)
+        return False
+    print(f"{moment:3d}. {kind:<10} at version {run.version()}, {run.num_results()} results", flush=True)
+    fault(run, rng)
+    return True
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("config", type=Path)
     parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--moments", type=int, default=10, help="faults to inflict")
+    parser.add_argument("--slurm", action="store_true", help="disturb a run on the cluster of tools/slurm_cluster.sh")
+    parser.add_argument("--moments", type=int, help="faults to inflict; default 10, with --slurm each kind once")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of faults and moments")
-    parser.add_argument("--faults", default=",".join(FAULTS), help=f"which kinds, of {', '.join(FAULTS)}")
+    parser.add_argument("--faults", help="which kinds; with --slurm in this order")
     parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="folder of both runs; emptied first")
     parser.add_argument("--limit", type=float, default=600, help="seconds without an end that count as hanging")
-    arguments = parser.parse_intermixed_args()
+    return parser.parse_intermixed_args()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = arguments_of(parser)
     rng = random.Random(arguments.seed)
+    run_class, faults = _on_slurm() if arguments.slurm else (Run, chaos_local.FAULTS)
+    kinds = arguments.faults.split(",") if arguments.faults else list(faults)
+    if unknown := set(kinds) - set(faults):
+        parser.error(f"no such faults: {', '.join(sorted(unknown))}; there are {', '.join(faults)}")
+    moments = arguments.moments or (len(kinds) if arguments.slurm else 10)
     shutil.rmtree(arguments.out, ignore_errors=True)
     arguments.out.mkdir(parents=True)
 
-    def make_run(name: str) -> Run:
+    def make_run(name: str, run_class: type[Run]) -> Run:
         overrides = [*arguments.overrides, f"run.dir={arguments.out}", f"run.name={name}", "launch.max_restarts=100"]
-        config: Config = load(arguments.config, overrides).config
-        return Run(arguments.config, overrides, RunPaths(config.run.dir / name), arguments.limit)
+        config = load(arguments.config, overrides, site=SITE if arguments.slurm else None).config
+        return run_class(arguments.config, overrides, config, arguments.limit)
 
-    undisturbed, disturbed = make_run("undisturbed"), make_run("disturbed")
+    undisturbed, disturbed = make_run("undisturbed", Run), make_run("disturbed", run_class)
     undisturbed.wait(undisturbed.finished)
     left = undisturbed.end()
     print(f"undisturbed: {undisturbed.version()} updates, {undisturbed.num_results()} results", flush=True)
 
-    kinds = arguments.faults.split(",")
-    results_apart = 1.4 * undisturbed.num_results() / (arguments.moments + 1)
-    for moment in range(1, arguments.moments + 1):
-        awaited = disturbed.num_results() + rng.uniform(0, results_apart)  # 0: right away, while all is starting
-        disturbed.wait(lambda n=awaited: disturbed.num_results() >= n or disturbed.finished())
-        time.sleep(rng.uniform(0, 0.5))
-        if disturbed.finished():
-            print(f"the run ended before fault {moment}", flush=True)
+    # On a cluster most faults take long by themselves, and the run goes on meanwhile.
+    apart = (0.2 if arguments.slurm else 1.4) * undisturbed.num_results() / (moments + 1)
+    for moment in range(1, moments + 1):
+        kind = kinds[(moment - 1) % len(kinds)] if arguments.slurm else rng.choice(kinds)
+        if not inflict(disturbed, kind, faults[kind], moment, apart, rng):
             break
-        kind = rng.choice(kinds)
-        at = f"version {disturbed.version()}, {disturbed.num_results()} results"
-        print(f"{moment:3d}. {kind:<10} at {at}", flush=True)
-        FAULTS[kind](disturbed, rng)
     disturbed.wait(disturbed.finished)
     left += disturbed.end()
 
@@ -101,6 +120,12 @@ def main() -> int:
     print(f"disturbed: {disturbed.version()} updates, {heads} heads, {disturbed.starts} launches, digest {final:016x}")
     print("the bits differ" if problems else "both runs have the same bits, and every evaluation counts once")
     return 1 if problems else 0
+
+
+def _on_slurm() -> tuple[type[Run], dict[str, Fault]]:
+    import chaos_slurm
+
+    return chaos_slurm.SlurmRun, chaos_slurm.FAULTS
 
 
 if __name__ == "__main__":
