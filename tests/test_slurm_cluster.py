@@ -314,6 +314,28 @@ def test_a_wrong_partition_is_told_and_queues_nothing(settings: Callable[..., Co
     assert _queued() == before
 
 
+def test_heads_and_workers_that_cannot_meet_fail_and_say_what_to_do(
+    settings: Callable[..., Config], own: list[str], queue: Slurm
+) -> None:
+    submission = slurm.submit(settings("transport.host=192.0.2.1", "run.name=no-address"))
+    lonely = hpc_es("prepare", CONFIG, *own, "transport.head_timeout=3s", "run.name=no-head").strip()
+    words = ["sbatch", "--parsable", "--output=/dev/null", "slurm/worker.sbatch", lonely]
+    job = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip()
+    assert Job(job, "worker", queue).wait(LIMIT_S) == "FAILED"
+    (last,) = Path(lonely, "logs", f"worker-{job}.0.log").read_text().splitlines()[-1:]
+    assert last.startswith("error: no head was heard for ")
+    assert f"(transport.head_timeout): {lonely}/rendezvous.json does not exist" in last
+    assert f"start it again (`hpc-es submit {lonely}`" in last
+
+    assert submission.wait(LIMIT_S) == "FAILED"
+    assert "the head cannot listen on 192.0.2.1" in hpc_es("logs", submission.paths.root)
+    assert submission.workers.state in ("FAILED", "CANCELLED")
+    if submission.workers.state == "FAILED":
+        assert f"the head is gone: job {submission.head.job_id} is FAILED" in hpc_es(
+            "logs", submission.paths.root, "worker"
+        )
+
+
 # --- what Slurm says ------------------------------------------------------------------------------------------------
 
 
