@@ -55,6 +55,18 @@ def test_a_run_whose_head_is_a_living_job_is_not_run_here_as_well(
         run_local(config)
 
 
+def test_a_head_of_which_slurm_says_nothing_may_still_run(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, _ = prepare.write_folder(config)
+    slurm.record(paths, "12", "head")
+    command(tmp_path / "bin", "squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_CONF", "/nowhere")  # so that sacct, where there is one, is silent as well
+    with pytest.raises(LaunchError, match="does not say whether job 12"):
+        run_local(config)
+
+
 def test_a_run_folder_that_cannot_be_made_is_named(config: Config, tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file, so even root cannot make a folder in it")
     with pytest.raises(LaunchError, match=f"the run folder {tmp_path / 'runs' / 'play'} cannot be written"):

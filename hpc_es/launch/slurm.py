@@ -290,8 +290,13 @@ def summarise(statuses: list[JobStatus]) -> str:
 def refuse_second_head(paths: RunPaths, slurm: Slurm | None = None) -> None:
     """Errors: LaunchError that names the job when the head of this run is queued or running; when Slurm fails."""
     for job in recorded_jobs(paths, slurm):
-        if job.role == "head" and not JobStatus(job.job_id, state := job.state).is_final:
+        if job.role != "head" or JobStatus(job.job_id, state := job.state).is_final:
+            continue
+        if state == UNKNOWN:
             raise LaunchError(
-                f"{paths.root} has a head already: job {job.job_id} is {state}. Add workers to it with `sbatch "
-                f"{paths.slurm_script('worker')}`, or end it with `hpc-es cancel {paths.root}`"
+                f"Slurm does not say whether job {job.job_id}, the head of {paths.root}, has ended: try later"
             )
+        raise LaunchError(
+            f"{paths.root} has a head already: job {job.job_id} is {state}. Add workers to it with `sbatch "
+            f"{paths.slurm_script('worker')}`, or end it with `hpc-es cancel {paths.root}`"
+        )
