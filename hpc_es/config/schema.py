@@ -67,8 +67,9 @@ class Schedule(Model):
     """A value over the updates. A bare number in YAML means constant."""
 
     kind: Literal["constant", "cosine", "linear"] = "constant"
-    start: float = Field(ge=0)
-    end: float | None = Field(None, ge=0)
+    start: float = Field(ge=0, le=1e6)
+    """Bounded, so that no coefficient leaves the range of float32."""
+    end: float | None = Field(None, ge=0, le=1e6)
     """Value at the last update, exactly; for cosine and linear."""
 
     @model_validator(mode="before")
