@@ -48,7 +48,8 @@ class RunConfig(Model):
     """Relative to the working directory."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Everything random in the run derives from it: member seeds, task batches, sampling seeds."""
-    num_updates: int = Field(ge=1)
+    num_updates: int = Field(ge=1, lt=10**8)
+    """Checkpoints are named by eight digits."""
     max_failures_in_a_row: int = Field(24, ge=1)
     """Evaluations that fail inside live workers, one after the other, before the run gives up."""
 
