@@ -103,6 +103,8 @@ class TooLong(Steps):
 class Letters:
     """A tokenizer of one token per character."""
 
+    chat_template = None
+
     def encode(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 

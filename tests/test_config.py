@@ -263,6 +263,17 @@ def test_a_saved_config_is_loaded_exactly(
     assert compare(config, again) == ([], [])
 
 
+@pytest.mark.parametrize("key", ["es.sigma", "es.alpha", "es.sigma.end"])
+def test_steps_that_would_leave_the_range_of_float32_are_refused(config_file: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match="must be at most 1000000"):
+        load(config_file, ["es.sigma.kind=linear", "es.sigma.start=1", "es.sigma.end=0", f"{key}=1e300"])
+
+
+def test_more_updates_than_checkpoints_can_be_named_after_are_refused(config_file: Path) -> None:
+    with pytest.raises(ConfigError, match="must be below 100000000"):
+        load(config_file, ["run.num_updates=99999999999999999999999"])
+
+
 def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "deep.yaml"
     path.write_text("a: " + "[" * 5000 + "]" * 5000)

@@ -59,3 +59,9 @@ def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
         write_model(tmp_path / "y", [])
     JournalWriter.create(RunPaths(tmp_path), started).close()
     assert read_model(tmp_path).commits == ()
+
+
+def test_a_model_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path, records: list[AnyRecord]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="write"):
+        write_model(tmp_path / "file" / "model.hpcj", records)

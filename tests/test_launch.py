@@ -313,6 +313,9 @@ def test_arenas_that_do_not_fit_are_refused_before_anything_starts(
 
 def test_a_model_that_cannot_be_used_is_refused_before_anything_starts(stage: Stage) -> None:
     stage.script(head=[WAITS], local_0=[WAITS])
+    (stage.model / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match="no model's description, but list"):
+        stage.run()
     (stage.model / "config.json").write_text('{"quantization_config": {"bits": 4}}')
     with pytest.raises(ModelError, match="is quantised"):
         stage.run()

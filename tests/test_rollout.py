@@ -10,7 +10,7 @@ import scripted
 from hpc_es import envs
 from hpc_es.config.schema import Config
 from hpc_es.envs.base import Message, Observation
-from hpc_es.errors import EngineError, EnvError
+from hpc_es.errors import EngineError, EnvError, ModelError
 from hpc_es.es.records import Assignment, EvalId
 from hpc_es.worker import rollout
 from hpc_es.worker.rollout import Player
@@ -55,6 +55,11 @@ def test_every_turn_of_every_episode_has_its_own_seed_and_the_same_one_next_time
     play("Steps", tasks=range(8), engine=second)
     assert len(set(first.seeds)) == 24
     assert sorted(first.seeds) == sorted(second.seeds)
+
+
+def test_a_model_without_a_chat_template_is_refused_before_the_first_episode():
+    with pytest.raises(ModelError, match=r"no chat template: set task\.chat=false"):
+        Player(make_config("Steps", chat=True), scripted.Echo(), lambda kind: scripted.Steps())
 
 
 def test_an_environment_that_raises_once_is_played_again():

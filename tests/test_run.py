@@ -197,6 +197,7 @@ def test_a_head_that_would_go_on_otherwise_leaves_the_journal_alone(bench, undis
     )
     output = bench.cli("head", root, "--local", code=2)
     assert "es.sigma.start: 0.05 -> 0.07" in output
+    assert "es.sigma.start: 0.05 -> 0.07" in bench.cli("eval", root, code=2)
     assert len(RunPaths(root).segments()) == 1
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from theatre import Stage, make_config
@@ -25,6 +26,7 @@ class CountingEngine:
         self.damaged: set[int] = set()
 
     info = EngineInfo(0, {})
+    tokenizer = SimpleNamespace(chat_template="any")
 
     async def load(self, checkpoint: Path | None) -> None:
         version = int(checkpoint.name[1:]) if checkpoint else 0

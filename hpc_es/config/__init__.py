@@ -1,6 +1,27 @@
 """What a run is told: the schema, and how it is read, checked, written and compared."""
 
-from hpc_es.config.load import Difference, Loaded, compare, config_digest, flatten, from_record, load, save
+from hpc_es.config.load import (
+    Difference,
+    Loaded,
+    compare,
+    config_digest,
+    flatten,
+    from_record,
+    load,
+    refuse_another,
+    save,
+)
 from hpc_es.config.schema import Config
 
-__all__ = ["Config", "Difference", "Loaded", "compare", "config_digest", "flatten", "from_record", "load", "save"]
+__all__ = [
+    "Config",
+    "Difference",
+    "Loaded",
+    "compare",
+    "config_digest",
+    "flatten",
+    "from_record",
+    "load",
+    "refuse_another",
+    "save",
+]

@@ -99,6 +99,16 @@ def compare(old: Config, new: Config) -> tuple[list[Difference], list[Difference
     return [d for d in differences if not _harmless(d.key)], [d for d in differences if _harmless(d.key)]
 
 
+def refuse_another(recorded: str, config: Config, path: Path) -> None:
+    """Errors: ConfigError when `config`, read from `path`, computes something else than what a journal began with."""
+    harmful, _ = compare(from_record(recorded), config)
+    if harmful:
+        raise ConfigError(
+            f"{path} is not what this run began with: {'; '.join(map(str, harmful))}; set it back, or choose another "
+            "run.name"
+        )
+
+
 def _validate(values: Any) -> Config:
     # By way of JSON: strict there means that "4", 4.0 and true are no integers, while lists still become tuples.
     return Config.model_validate_json(json.dumps(values), strict=True)

@@ -48,7 +48,8 @@ class RunConfig(Model):
     """Relative to the working directory."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Everything random in the run derives from it: member seeds, task batches, sampling seeds."""
-    num_updates: int = Field(ge=1)
+    num_updates: int = Field(ge=1, lt=10**8)
+    """Checkpoints are named by eight digits."""
     max_failures_in_a_row: int = Field(24, ge=1)
     """Evaluations that fail inside live workers, one after the other, before the run gives up."""
 
@@ -67,8 +68,9 @@ class Schedule(Model):
     """A value over the updates. A bare number in YAML means constant."""
 
     kind: Literal["constant", "cosine", "linear"] = "constant"
-    start: float = Field(ge=0)
-    end: float | None = Field(None, ge=0)
+    start: float = Field(ge=0, le=1e6)
+    """Bounded, so that no coefficient leaves the range of float32."""
+    end: float | None = Field(None, ge=0, le=1e6)
     """Value at the last update, exactly; for cosine and linear."""
 
     @model_validator(mode="before")

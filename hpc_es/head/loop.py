@@ -17,7 +17,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from hpc_es import __version__
-from hpc_es.config.load import compare, config_digest, from_record, load
+from hpc_es.config.load import config_digest, load, refuse_another
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, StoreError, Superseded, VerifyError
 from hpc_es.es.records import Commit
@@ -142,12 +142,7 @@ class Head:
         started = next(read_journal(self.paths.root, warn=log.warning), None)
         if not isinstance(started, journal.Started):
             return
-        harmful, _ = compare(from_record(started.config_json), self.config)
-        if harmful:
-            raise ConfigError(
-                f"{self.paths.config} is not what this run began with: {'; '.join(map(str, harmful))}; set it back, or "
-                "choose another run.name"
-            )
+        refuse_another(started.config_json, self.config, self.paths.config)
         if started.base_digest != self.arena.base_digest:
             raise ConfigError(
                 f"model.path={self.config.model.path} has digest {self.arena.base_digest:016x}, but this run "

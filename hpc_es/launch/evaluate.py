@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_es import __version__, envs
-from hpc_es.config import Config, load
+from hpc_es.config import Config, load, refuse_another
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
 from hpc_es.errors import ConfigError, DigestMismatch, StoreError
@@ -39,23 +39,24 @@ class Evaluation:
 class _Recorded:
     """What the journal knows of the parameters."""
 
+    config_json: str
     commits: dict[int, Commit]
     digests: dict[int, int]
 
     @classmethod
     def read(cls, root: Path) -> "_Recorded":
-        commits, digests = {}, {}
+        config_json, commits, digests = "", {}, {}
         for record in read_journal(root):
             match record:
                 case journal.Started(base_digest=digest):
-                    digests[0] = digest
+                    digests[0], config_json = digest, config_json or record.config_json
                 case journal.Committed(commit=commit):
                     commits[commit.version] = commit
                 case journal.Digested(version=version, digest=digest):
                     digests[version] = digest
         if not digests:
             raise StoreError(f"{root} has no journal: it is not the folder of a run that has begun")
-        return cls(commits, digests)
+        return cls(config_json, commits, digests)
 
 
 def evaluate(
@@ -69,6 +70,7 @@ def evaluate(
     paths = RunPaths(root)
     config = load(paths.config).config
     recorded = _Recorded.read(root)
+    refuse_another(recorded.config_json, config, paths.config)
     version = max(recorded.digests) if version is None else version
     if version not in recorded.digests:
         raise ConfigError(f"version {version} does not exist: {root} has versions 0 to {max(recorded.digests)}")

@@ -52,6 +52,8 @@ def check_model(path: Path) -> None:
         raise ModelError(f"model.path={path} has no config.json, so it is no Hugging Face folder; {remedy}") from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path / 'config.json'} cannot be read: {error}") from None
+    if not isinstance(described, dict):
+        raise ModelError(f"{path / 'config.json'} holds no model's description, but {type(described).__name__}")
     if not any(path.glob("*.safetensors")):
         raise ModelError(f"model.path={path} holds no *.safetensors; convert the checkpoint with save_pretrained")
     if described.get("quantization_config"):

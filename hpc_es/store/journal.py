@@ -12,6 +12,7 @@ before the newer segment existed, hence was measured; what it writes later lies 
 segment without a valid first record never began, and nothing refers to it.
 """
 
+import contextlib
 import os
 import struct
 import warnings
@@ -183,7 +184,8 @@ def write_file(path: Path, records: Iterable[AnyRecord]) -> None:
         temporary.rename(path)
         _sync_path(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what refused the writing may refuse this too
+            temporary.unlink(missing_ok=True)
         raise _os_error("write", path, error) from error
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from hpc_es.config.schema import Config
 from hpc_es.engine.base import Engine
 from hpc_es.envs.base import Env, Message, Observation, StepResult
-from hpc_es.errors import EngineError, EnvError
+from hpc_es.errors import EngineError, EnvError, ModelError
 from hpc_es.es.population import episode_seed
 from hpc_es.es.records import Assignment, Episode, Kind
 
@@ -30,13 +30,21 @@ MAX_QUOTE = 1000
 
 
 class Player:
-    """Plays assignments with one engine; `make_env` is called once per episode."""
+    """Plays assignments with one engine; `make_env` is called once per episode.
+
+    Errors: ModelError when task.chat is on and the model has no chat template.
+    """
 
     def __init__(self, config: Config, engine: Engine, make_env: Callable[[Kind], Env]) -> None:
         self.config = config
         self.engine = engine
         self._make_env = make_env
         self._num_stuck = 0
+        if config.task.chat and not engine.tokenizer.chat_template:
+            raise ModelError(
+                f"task.chat is on, but the tokenizer of {config.model.path} has no chat template: set task.chat=false, "
+                "or take a model that was trained to chat"
+            )
 
     async def play(self, assignment: Assignment) -> tuple[Episode, ...]:
         """All episodes of an assignment, in the order of its tasks.
