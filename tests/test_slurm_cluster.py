@@ -156,7 +156,7 @@ def test_a_run_queued_by_hand_completes_and_its_waiting_workers_go_with_it(own: 
     assert verify(Path(run), say=lambda text: None).ok
 
 
-def test_a_worker_is_added_to_a_live_run_and_cancel_ends_everything(
+def test_a_worker_is_added_to_a_live_run_another_drained_and_cancel_ends_everything(
     settings: Callable[..., Config], queue: Slurm
 ) -> None:
     submission = slurm.submit(settings("run.num_updates=1000", "slurm.workers=1"))
@@ -174,6 +174,9 @@ def test_a_worker_is_added_to_a_live_run_and_cancel_ends_everything(
 
     with pytest.raises(LaunchError, match=f"has a head already: job {submission.head.job_id} is RUNNING"):
         slurm.submit(settings("run.num_updates=1000", "slurm.workers=1"))
+    assert f"{submission.workers.job_id}_0 " in hpc_es("drain", root, "0")
+    assert submission.workers.wait(60) == "COMPLETED"
+    assert seats(submission.paths) == {added}
     assert added in hpc_es("cancel", root)
     assert submission.wait(60) == "CANCELLED"
     assert Job(added, "worker", queue).wait(60) == "CANCELLED"
