@@ -1,7 +1,8 @@
 """Kill a run again and again, and compare it with one that nobody disturbed.
 
     python tools/chaos.py configs/chaos.yaml --moments 10 --seed 1 [key=value ...]
-    python tools/chaos.py configs/chaos.yaml --slurm run.num_updates=20 [key=value ...]
+    tools/slurm_cluster.sh start && eval "$(tools/slurm_cluster.sh env)"
+    python tools/chaos.py configs/chaos.yaml --slurm run.num_updates=40 [key=value ...]
 
 Two runs of one configuration, one after the other: `undisturbed`, and `disturbed`, which at random moments loses a
 worker, the head, both, or everything with its launcher (all by SIGKILL), or has its head frozen (SIGSTOP), replaced
@@ -90,11 +91,12 @@ def main() -> int:
     if unknown := set(kinds) - set(faults):
         parser.error(f"no such faults: {', '.join(sorted(unknown))}; there are {', '.join(faults)}")
     moments = arguments.moments or (len(kinds) if arguments.slurm else 10)
-    shutil.rmtree(arguments.out, ignore_errors=True)
-    arguments.out.mkdir(parents=True)
+    out = arguments.out.resolve()  # as it stands in the command lines of jobs
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
 
     def make_run(name: str, run_class: type[Run]) -> Run:
-        overrides = [*arguments.overrides, f"run.dir={arguments.out}", f"run.name={name}", "launch.max_restarts=100"]
+        overrides = [*arguments.overrides, f"run.dir={out}", f"run.name={name}", "launch.max_restarts=100"]
         config = load(arguments.config, overrides, site=SITE if arguments.slurm else None).config
         return run_class(arguments.config, overrides, config, arguments.limit)
 
