@@ -259,6 +259,14 @@ def test_ranks_update_disjoint_slices_of_one_memory(
 # --- perturbing ---------------------------------------------------------------------------------------------------
 
 
+def test_a_perturbation_of_other_bits_says_so(model: Path) -> None:
+    arena = Arena.from_pretrained(model, include=["*norm*"])
+    arena.tensor(arena.names[0])[...].flat[0] += 1e-6
+    stream = arena.stream(Member(5, 1, 1e-3), "bfloat16")
+    assert len(list(stream)) == len(arena.names)
+    assert stream.digest == arena.digest() != arena.base_digest
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("member", [None, Member(5, 1, 1e-3), Member(5, -1, 1e-3), Member(5, 1, 1e-2, 1, 3, 8)])
 def test_perturbed_tensors_are_those_of_the_reference(model: Path, dtype: Dtype, member: Member | None) -> None:
@@ -267,7 +275,9 @@ def test_perturbed_tensors_are_those_of_the_reference(model: Path, dtype: Dtype,
     if member is not None:
         scale = float(np.float32(member.sigma * member.sign / 4096))
         noisy = reference.Perturbation(member.seed, scale, member.subspace, member.num_subspaces, member.partition_seed)
-    streamed = {name: out.copy() for name, out in arena.stream(member, dtype, buffer_bytes=8000)}
+    stream = arena.stream(member, dtype, buffer_bytes=8000)
+    streamed = {name: out.copy() for name, out in stream}
+    assert stream.digest == arena.base_digest
     assert list(streamed) == arena.names
     for name in arena.names:
         out = arena.perturbed(name, member, dtype)

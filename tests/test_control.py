@@ -47,11 +47,13 @@ TO_HEAD = [
     m.Heartbeat("w"),
     m.Report("w", RESULT, 9.0, 1.0),
     m.HandBack("w", EVAL_ID, "walltime"),
+    m.Draining("w", "its job is nearly over"),
     m.Fetch("w", 1, 4),
     m.EpochReady("w", 2, False, "late"),
     m.Goodbye("w", "done"),
     m.StatusRequest(),
     m.StopRequest("enough"),
+    m.DrainRequest("seat"),
 ]
 TO_WORKER = [
     m.Welcome(4, "abc"),

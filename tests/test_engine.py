@@ -373,7 +373,7 @@ def test_cached_prefixes_would_leak_if_they_were_not_reset(bench: Bench, monkeyp
 def test_a_sampling_setting_that_vllm_refuses_is_named(bench: Bench) -> None:
     bench.run(bench.engine.perturb(None))
     with pytest.raises(ConfigError, match="temperature"):
-        bench.generate(SamplingConfig(temperature=5.0))
+        bench.generate(SamplingConfig().model_copy(update={"temperature": 5.0}))
 
 
 @in_vllm

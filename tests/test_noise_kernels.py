@@ -65,8 +65,8 @@ def test_perturb_equals_the_reference(
 ) -> None:
     theta, out, expected = values(size), np.empty(size, dtype), np.empty(size, dtype)
     before = theta.copy()
-    cpu.perturb(theta, out, ident, noisy, start=start)
-    reference.perturb(theta, expected, ident, noisy, start=start)
+    digest = cpu.perturb(theta, out, ident, noisy, start=start)
+    assert digest == reference.perturb(theta, expected, ident, noisy, start=start)
     assert out.tobytes() == expected.tobytes()
     assert theta.tobytes() == before.tobytes()
 

@@ -130,7 +130,7 @@ class SamplingConfig(Model):
 
 class TaskConfig(Model):
     env: str
-    """A name from `hpc-es env list`, or package.module:Class."""
+    """A built-in name (sudoku), or package.module:Class."""
     options: dict[str, Any] = {}
     """Options of the environment, for training and evaluation alike."""
     train: dict[str, Any] = {}

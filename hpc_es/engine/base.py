@@ -61,7 +61,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def digest(self) -> int:
-        """Digest of theta_version, computed by the last load or update."""
+        """Digest of theta_version as the last load, update or perturb read it."""
 
     @abstractmethod
     async def load(self, checkpoint: Path | None) -> None:

@@ -180,8 +180,10 @@ class _Live:
 
     def write(self, member: Member | None) -> None:
         """Write a member, or the centre, into the model's own storage."""
-        for name, array in self.arena.stream(member, self._config.dtype):
+        tensors = self.arena.stream(member, self._config.dtype)
+        for name, array in tensors:
             self._by_name[name].copy_(torch.from_numpy(array).view(self._dtype))
+        self.digest = tensors.digest
 
     def differing(self, member: Member | None) -> list[str]:
         """Names of the parameters that differ from the member written again; afterwards none does."""

@@ -143,8 +143,8 @@ class VllmEngine(Engine):
 
     async def perturb(self, member: Member | None) -> None:
         with self._gate.change("perturb", writes=True):
-            await self._rpc("es_write", msgspec.msgpack.encode(member))
-            self._member = member
+            digests = await self._rpc("es_write", msgspec.msgpack.encode(member))
+            self._digest, self._member = digests[0], member
             await self._forget_prefixes()
 
     async def probe(self) -> None:

@@ -7,7 +7,6 @@ because vLLM's client waits for ever for an answer that cannot be encoded.
 """
 
 import os
-import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from hpc_es.engine.probe import differing, fingerprints, poison
 from hpc_es.errors import EngineError
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import threads as kernel_threads
-from hpc_es.params.arena import Arena, Dtype
+from hpc_es.params.arena import Arena, Dtype, Stream
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -64,11 +63,9 @@ class WorkerExtension:
             )
         return os.getpid()
 
-    def es_write(self, member: bytes) -> float:
-        """Write a member (msgpack; nil: the centre) into the live model. Returns the seconds it took."""
-        started = time.monotonic()
-        self._es_write(msgspec.msgpack.decode(member, type=Member | None))
-        return time.monotonic() - started
+    def es_write(self, member: bytes) -> int:
+        """Write a member (msgpack; nil: the centre) into the live model. Returns the digest of its theta."""
+        return self._es_write(msgspec.msgpack.decode(member, type=Member | None))
 
     def es_update(self, version: int, commits: bytes) -> int:
         """Apply commits to this rank's share of the arena, which is at `version`. Returns its share of the digest."""
@@ -86,17 +83,19 @@ class WorkerExtension:
         return list(self.model_runner.get_model().named_parameters())
 
     @torch.no_grad()
-    def _es_write(self, member: Member | None) -> None:
+    def _es_write(self, member: Member | None) -> int:
         storage = [parameter.data_ptr() for _, parameter in self._es_parameters()]
-        self.model_runner.get_model().load_weights(self._es_tensors(member))
+        dtype = str(self.model_config.dtype).removeprefix("torch.")
+        tensors = self.es_arena.stream(member, cast(Dtype, dtype))
+        self.model_runner.get_model().load_weights(self._es_tensors(tensors))
         moved = [name for (name, p), was in zip(self._es_parameters(), storage, strict=True) if p.data_ptr() != was]
         if moved:
             raise EngineError(
                 f"load_weights of this model family moved the storage of {moved[0]}: it cannot be written in place"
             )
+        return tensors.digest
 
-    def _es_tensors(self, member: Member | None) -> Iterator[tuple[str, torch.Tensor]]:
+    def _es_tensors(self, arrays: Stream) -> Iterator[tuple[str, torch.Tensor]]:
         """Lazily, so that memory beyond model and arena stays at the stream's buffer."""
-        dtype = str(self.model_config.dtype).removeprefix("torch.")
-        for name, array in self.es_arena.stream(member, cast(Dtype, dtype)):
+        for name, array in arrays:
             yield name, torch.from_numpy(array).view(self.model_config.dtype)

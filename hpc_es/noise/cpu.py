@@ -225,20 +225,22 @@ def _noise(out, ident, seed, first, gauss):  # type: ignore[no-untyped-def]
 
 @compiled(
     *(_vector(_f32), _vector(_f32), _vector(types.uint16), _i64, _u64, _i64),
-    *(types.boolean, _u64, _f32, _i64, _i64, _u64, _vector(types.int16)),
+    *(types.boolean, _u64, _f32, _i64, _i64, _u64, _vector(types.int16), _vector(_u64)),
 )
 def _perturb(  # type: ignore[no-untyped-def]
-    theta, out32, out16, kind, ident, first, noisy, seed, scale, subspace, num_subspaces, partition_seed, gauss
+    theta, out32, out16, kind, ident, first, noisy, seed, scale, subspace, num_subspaces, partition_seed, gauss, digests
 ):
     blocks, words, slots = np.empty(TILE, np.uint64), np.empty((4, TILE), np.uint32), np.empty(TILE, np.int64)
     every = np.arange(TILE)
     owners, values = np.zeros(TILE, np.uint8), np.empty(BLOCK * TILE, np.int16)
     result, scratch = np.empty(BLOCK * TILE, np.float32), np.empty(BLOCK * TILE, np.float32)
     bits, scratch_bits = result.view(np.uint32), scratch.view(np.uint32)
+    theta_bits = theta.view(np.uint32)
     for begin in range(0, theta.size, BLOCK * TILE):
         base = theta[begin : begin + BLOCK * TILE]
         size = (base.size + BLOCK - 1) // BLOCK
         at = first + begin // BLOCK
+        digests[0] += _tile_digest(theta_bits[begin : begin + BLOCK * TILE], BLOCK * at, ident)
         if noisy:
             if num_subspaces > 1:
                 _partition(at, size, ident, partition_seed, num_subspaces, owners)
@@ -327,17 +329,18 @@ def noise(seed: int, ident: int, start: int, count: int) -> Array:
     return out[start - BLOCK * first :][:count]
 
 
-def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0) -> None:
+def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0) -> int:
     """As reference.perturb; contiguous arrays."""
     kind = {"f": FLOAT32, "H": BFLOAT16, "e": FLOAT16}[out.dtype.char]
     out32 = out if kind == FLOAT32 else np.empty(0, np.float32)
     out16 = np.empty(0, np.uint16) if kind == FLOAT32 else out.view(np.uint16)
-    member = noisy or Perturbation(0, 0.0)
+    member, digests = noisy or Perturbation(0, 0.0), np.zeros(1, np.uint64)
     _perturb(
         *(theta, out32, out16, kind, np.uint64(ident), start // BLOCK, noisy is not None),
         *(np.uint64(member.seed), np.float32(member.scale), member.subspace, member.num_subspaces),
-        *(np.uint64(member.partition_seed), table()),
+        *(np.uint64(member.partition_seed), table(), digests),
     )
+    return int(digests[0])
 
 
 def update(theta: Array, ident: int, updates: Sequence[Update], *, start: int = 0) -> Trace:

@@ -129,8 +129,8 @@ def cast(values: Array, dtype: np.dtype[Any]) -> Array:
     return np.where(np.isnan(values), quiet, half).astype(np.uint16).view(np.float16)
 
 
-def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0) -> None:
-    """out = round(theta + scale * T), or round(theta) where the member has no noise.
+def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0) -> int:
+    """out = round(theta + scale * T), or round(theta) where the member has no noise. Returns the digest of theta.
 
     theta is fp32 [n], elements start .. start + n - 1; out [n] is float32, float16, or uint16 for bfloat16 bits.
     """
@@ -140,6 +140,7 @@ def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *,
         owner = subspaces(noisy.partition_seed, ident, start, theta.size, noisy.num_subspaces)
         values = np.where(owner == noisy.subspace, theta + added, theta)
     out[:] = cast(values, out.dtype)
+    return digest(theta, ident, start=start)
 
 
 def update(theta: Array, ident: int, updates: Sequence[Update], *, start: int = 0) -> Trace:

@@ -198,39 +198,29 @@ class Arena:
         self.perturb_into({name: out}, member)
         return out.reshape(slot.stored.shape)
 
-    def perturb_into(self, outs: Mapping[str, Array], member: Member | None) -> None:
-        """As `perturbed`, for many tensors at once: fill contiguous arrays of float32, float16 or bfloat16 bits."""
+    def perturb_into(self, outs: Mapping[str, Array], member: Member | None) -> int:
+        """As `perturbed`, for many tensors at once: fill contiguous arrays of float32, float16 or bfloat16 bits.
+
+        Returns these tensors' share of the digest of theta, taken in the same pass.
+        """
         flat = {name: _flat_view(self._slot(name), out) for name, out in outs.items()}
-        noisy = _perturbation(member)
+        noisy, shares = _perturbation(member), list[int]()
 
         def perturb(piece: Piece) -> None:
             out = flat[piece.slot.stored.name][piece.start : piece.start + piece.theta.size]
             reached = noisy if piece.slot.trained else None
-            kernels().perturb(piece.theta, out, piece.slot.ident, reached, start=piece.start)
+            shares.append(kernels().perturb(piece.theta, out, piece.slot.ident, reached, start=piece.start))
 
         threads.run(perturb, self._pieces(map(self._slot, outs)))
+        return sum(shares) % 2**64
 
-    def stream(self, member: Member | None, dtype: Dtype, buffer_bytes: int = 2**26) -> Iterator[tuple[str, Array]]:
+    def stream(self, member: Member | None, dtype: Dtype, buffer_bytes: int = 2**26) -> "Stream":
         """(name, perturbed tensor) of all tensors in canonical order, many computed at once.
 
         The arrays lie in one buffer of `buffer_bytes` (or the largest tensor, if that is more) and are overwritten
         later: copy what must outlive the next step.
         """
-        itemsize, groups, filled = CAST[dtype].itemsize, list[list[Slot]](), 0
-        for slot in self._slots.values():
-            filled += slot.stored.size * itemsize
-            if not groups or filled > buffer_bytes:
-                groups.append([])
-                filled = slot.stored.size * itemsize
-            groups[-1].append(slot)
-        largest = max((sum(slot.stored.size for slot in group) for group in groups), default=0)
-        buffer = np.empty(largest, CAST[dtype])
-        for group in groups:
-            ends = np.cumsum([slot.stored.size for slot in group])
-            parts = np.split(buffer[: ends[-1]], ends[:-1])
-            outs = {s.stored.name: part.reshape(s.stored.shape) for s, part in zip(group, parts, strict=True)}
-            self.perturb_into(outs, member)
-            yield from outs.items()
+        return Stream(self, list(self._slots.values()), member, dtype, buffer_bytes)
 
     def update(self, members: Sequence[tuple[int, float]]) -> UpdateReport:
         """Apply (seed, fp32 coefficient) pairs, in this order, as one version."""
@@ -316,6 +306,34 @@ class Arena:
         digests = [sum(trace.digests[i] for trace in ordered) % 2**64 for i in range(max(1, len(updates)))]
         squares = [math.fsum(trace.squares[i] for trace in ordered) for i in range(len(updates))]
         return UpdateReport(tuple(digests), tuple(squares), time.monotonic() - begin)
+
+
+class Stream:
+    """The perturbed tensors of an arena, to be iterated over once."""
+
+    digest = 0
+    """Of the theta that was read: whole once all tensors have come."""
+
+    def __init__(self, arena: Arena, slots: list[Slot], member: Member | None, dtype: Dtype, buffer_bytes: int) -> None:
+        self._arena, self._member, self._dtype = arena, member, dtype
+        self._groups, filled = list[list[Slot]](), 0
+        for slot in slots:
+            size = slot.stored.size * CAST[dtype].itemsize
+            filled += size
+            if not self._groups or filled > buffer_bytes:
+                self._groups.append([])
+                filled = size
+            self._groups[-1].append(slot)
+
+    def __iter__(self) -> Iterator[tuple[str, Array]]:
+        largest = max((sum(slot.stored.size for slot in group) for group in self._groups), default=0)
+        buffer = np.empty(largest, CAST[self._dtype])
+        for group in self._groups:
+            ends = np.cumsum([slot.stored.size for slot in group])
+            parts = np.split(buffer[: ends[-1]], ends[:-1])
+            outs = {s.stored.name: part.reshape(s.stored.shape) for s, part in zip(group, parts, strict=True)}
+            self.digest = (self.digest + self._arena.perturb_into(outs, self._member)) % 2**64
+            yield from outs.items()
 
 
 def _flat_view(slot: Slot, out: Array) -> Array:
