@@ -101,10 +101,10 @@ def double_head(run: Run, rng: random.Random) -> None:
 
 FAULTS: dict[str, Fault] = {
     "double": double_head,
-    "preempt": preempt_worker,
-    "node": fail_node,
     "requeue": requeue_worker,
+    "preempt": preempt_worker,
     "head": requeue_head,
+    "node": fail_node,
 }
 
 
