@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gated
 import pytest
 
 from hpc_es.params.tiny_llama import write_tiny_llama
@@ -26,6 +27,16 @@ def chaos(folder: Path, *arguments: str) -> str:
 def test_random_kills_of_everything_change_no_bit(tmp_path):
     output = chaos(tmp_path, "--moments", "5", "--seed", "3", "run.num_updates=5")
     assert len(re.findall(r"^ +\d+\. ", output, re.MULTILINE)) >= 3
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(900)
+def test_faults_of_a_cluster_change_no_bit(tmp_path, slurm_cluster, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    monkeypatch.setenv(gated.PACE, "0.2")  # so that the run outlasts its faults
+    script = ("--slurm", "--faults", "double,preempt,head")
+    output = chaos(tmp_path, *script, "run.num_updates=10", "task.env=gated:Sudoku")
+    assert re.findall(r"^ +\d+\. (\w+)", output, re.MULTILINE) == ["double", "preempt", "head"]
 
 
 @pytest.mark.vllm

@@ -226,8 +226,15 @@ def test_a_worker_that_is_drained_on_request_finishes_what_it_holds_and_is_sent_
     leaving = stage.busy_worker("seat-0")
     stage.to_head.append(messages.DrainRequest("seat-0"))
     stage.add_worker("seat-1")
-    stage.run()
+    dismissed = []
+    while stage.exit is None:
+        dismissed += [
+            m.drained for name, m in stage.to_workers if isinstance(m, messages.Leave) and name == leaving.name
+        ]
+        stage.move(stage.moves()[0])
     assert leaving.gone
+    assert all(dismissed)
+    assert dismissed
     assert [r.worker for r in records_of(stage, journal.Reported)].count(leaving.name) == 1
     assert stage.commits() == undisturbed().commits()
 

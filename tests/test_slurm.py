@@ -36,7 +36,7 @@ class Cluster:
 
     def answer(self, command: Sequence[str]) -> Answer:
         program, *arguments = command
-        if program == "sbatch":
+        if program == "sbatch" and arguments != ["--version"]:
             if self.refused and self.refused in arguments[-1]:
                 return Answer(1, "", "sbatch: error: invalid partition specified: gpuu")
             if "--test-only" in arguments:
@@ -168,7 +168,8 @@ def test_a_run_has_one_head_at_a_time(config: Config) -> None:
 
 def test_a_finished_run_is_not_queued_again(config: Config) -> None:
     paths, _ = prepare.write_folder(config)
-    journal = JournalWriter.create(paths, lambda g, n: Started(0.0, SCHEMA_VERSION, "play", g, n, "{}", 0, {}, "h"))
+    text = config.model_dump_json()
+    journal = JournalWriter.create(paths, lambda g, n: Started(0.0, SCHEMA_VERSION, "play", g, n, text, 0, {}, "h"))
     journal.append(Stopped(1.0, "all updates are done", True))
     journal.sync()
     journal.close()

@@ -2,43 +2,104 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gated
 import pytest
+from on_cluster import (
+    LIMIT_S,
+    ROOT,
+    TOOL,
+    assert_as_if_nothing_had_happened,
+    children,
+    cluster,
+    hpc_es,
+    is_alive,
+    joined,
+    node_of,
+    preempt,
+    process_of,
+    scontrol,
+    script,
+    seats,
+    status,
+    wait_for_generation,
+    wait_for_version,
+    wait_for_work,
+    wait_until,
+    workers,
+)
 
 from hpc_es import store
 from hpc_es.analysis.verify import verify
 from hpc_es.config import Config, load
-from hpc_es.errors import LaunchError, TransportError
+from hpc_es.errors import LaunchError
 from hpc_es.launch import slurm
 from hpc_es.launch.slurm import Job, Submission
 from hpc_es.launch.slurm_commands import Slurm
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
-from hpc_es.transport.messages import Status, StatusRequest
-from hpc_es.transport.observer import ask
+from hpc_es.store.journal import read_journal
+from hpc_es.store.records import Started
+from hpc_es.transport.messages import read_rendezvous
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("slurm_cluster")]
-
-ROOT = Path(__file__).resolve().parent.parent
-TOOL = str(ROOT / "tools" / "slurm_cluster.sh")
-LIMIT_S = 300.0
-"""For anything that takes a minute on a machine that has nothing else to do."""
-
 
 CONFIG = ROOT / "configs" / "slurm_smoke.yaml"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """Of every job."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+        patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+        yield
+
+
+def overrides(folder: Path) -> list[str]:
+    """Of CONFIG: a model and a folder of this test's own, an engine that starts quickly and whose answers do not
+    depend on the batch, and tasks that can be held up."""
+    return [
+        f"model.path={write_tiny_llama(folder / 'model')}",
+        f"run.dir={folder}",
+        "engine.kind=transformers",
+        "engine.max_concurrent=1",
+        "task.env=gated:Sudoku",
+        "task.step_timeout=10m",
+    ]
+
+
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Overrides of CONFIG: a model and a folder of this test's own, and an engine that starts quickly."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    return [f"model.path={write_tiny_llama(tmp_path / 'model')}", f"run.dir={tmp_path}", "engine.kind=transformers"]
+    monkeypatch.setenv(gated.GATE, str(tmp_path / "gate"))
+    return overrides(tmp_path)
+
+
+@pytest.fixture
+def gate(own: list[str], tmp_path: Path) -> Iterator[Path]:
+    """While this file exists, no evaluation ends."""
+    file = tmp_path / "gate"
+    file.touch()
+    yield file
+    file.unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, slurm_cluster: None) -> Iterator[Submission]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(gated.GATE, str(folder / "gate"))
+        submission = slurm.submit(load(CONFIG, overrides(folder)).config)
+        try:
+            assert submission.wait(LIMIT_S) == "COMPLETED"
+            yield submission
+        finally:
+            submission.cancel()
 
 
 @pytest.fixture
@@ -60,61 +121,11 @@ def _queued() -> set[str]:
     return set(subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split())
 
 
-def hpc_es(*arguments: str | Path) -> str:
-    command = [sys.executable, "-m", "hpc_es", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def wait_until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.5)
-
-
-def status(paths: RunPaths) -> Status | None:
-    try:
-        answer = ask(paths, StatusRequest(), 1.0)
-    except TransportError:
-        return None
-    return answer if isinstance(answer, Status) else None
-
-
-def seats(paths: RunPaths) -> set[str]:
-    """Of the workers that the head knows."""
-    now = status(paths)
-    return {worker.seat for worker in now.workers} if now else set()
-
-
-def workers(paths: RunPaths) -> set[str]:
-    """Incarnations that the head knows."""
-    now = status(paths)
-    return {worker.worker for worker in now.workers} if now else set()
-
-
-def wait_for_version(submission: Submission, version: int) -> None:
-    def there() -> bool:
-        assert not Job(submission.head.job_id, "head", Slurm()).status()[0].is_final, "the head has ended"
-        now = status(submission.paths)
-        return now is not None and now.version >= version
-
-    wait_until(there, f"version {version} was not reached")
-
-
-def script(folder: Path, text: str, *directives: str) -> Path:
-    path = folder / "job.sh"
-    path.write_text("\n".join(["#!/bin/bash", *(f"#SBATCH {line}" for line in directives), text, ""]))
-    return path
-
-
 # --- whole runs -----------------------------------------------------------------------------------------------------
 
 
-def test_a_submitted_run_completes_and_verifies(settings: Callable[..., Config], queue: Slurm) -> None:
-    submission = slurm.submit(settings())
-    assert submission.wait(LIMIT_S) == "COMPLETED"
+def test_a_submitted_run_completes_and_verifies(undisturbed: Submission) -> None:
+    submission = undisturbed
     assert submission.finished
     assert submission.workers.state == "COMPLETED"
     assert verify(submission.paths.root, say=lambda text: None).ok
@@ -145,7 +156,7 @@ def test_a_run_queued_by_hand_completes_and_its_waiting_workers_go_with_it(own: 
     assert verify(Path(run), say=lambda text: None).ok
 
 
-def test_a_worker_is_added_to_a_live_run_and_cancel_ends_everything(
+def test_a_worker_is_added_to_a_live_run_another_drained_and_cancel_ends_everything(
     settings: Callable[..., Config], queue: Slurm
 ) -> None:
     submission = slurm.submit(settings("run.num_updates=1000", "slurm.workers=1"))
@@ -163,6 +174,9 @@ def test_a_worker_is_added_to_a_live_run_and_cancel_ends_everything(
 
     with pytest.raises(LaunchError, match=f"has a head already: job {submission.head.job_id} is RUNNING"):
         slurm.submit(settings("run.num_updates=1000", "slurm.workers=1"))
+    assert f"{submission.workers.job_id}_0 " in hpc_es("drain", root, "0")
+    assert submission.workers.wait(60) == "COMPLETED"
+    assert seats(submission.paths) == {added}
     assert added in hpc_es("cancel", root)
     assert submission.wait(60) == "CANCELLED"
     assert Job(added, "worker", queue).wait(60) == "CANCELLED"
@@ -203,11 +217,93 @@ def test_jobs_told_of_their_end_are_queued_again_and_workers_do_not_outlive_thei
     assert verify(paths.root, say=lambda text: None).ok
 
 
+def test_workers_may_be_preempted_requeued_frozen_cancelled_or_lose_their_node(
+    gate: Path, settings: Callable[..., Config], undisturbed: Submission, queue: Slurm, tmp_path: Path
+) -> None:
+    submission = slurm.submit(settings())
+    first, second = (f"{submission.workers.job_id}_{i}" for i in range(2))
+    wait_for_work(submission, f"{first}.0", f"{second}.0")
+    assert len({node_of(job) for job in (submission.head.job_id, first, second)}) == 3
+
+    preempt(node_of(first), tmp_path)
+    queue.requeue(second)
+    wait_for_work(submission, f"{first}.1", f"{second}.1")
+    assert "requeueing" in hpc_es("logs", submission.paths.root, f"{first}.0"), "it was not told of its preemption"
+    gate.unlink()
+    wait_for_version(submission, 1)
+    gate.touch()
+
+    wait_for_work(submission, f"{first}.1", f"{second}.1")
+    failed = node_of(first)
+    cluster("fail-node", failed)
+    try:
+        frozen = process_of(submission.paths, second)
+        os.kill(frozen, signal.SIGSTOP)  # so only SIGKILL, when the grace time is over, ends it
+        preempt(node_of(second), tmp_path)
+        wait_for_work(submission, f"{first}.2", f"{second}.2")
+    finally:
+        cluster("restore-node", failed)
+    queue.cancel([second])
+    wait_until(lambda: seats(submission.paths) == {first}, "a cancelled worker stays")
+    gate.unlink()
+    assert_as_if_nothing_had_happened(submission, undisturbed)
+    assert {one.name: one.state for one in submission.workers.status()} == {first: "COMPLETED", second: "CANCELLED"}
+
+
+def test_a_head_may_move_to_another_node_or_have_a_double(
+    gate: Path, settings: Callable[..., Config], undisturbed: Submission, queue: Slurm
+) -> None:
+    submission = slurm.submit(settings())
+    paths, head = submission.paths, submission.head.job_id
+    first, second = (f"{submission.workers.job_id}_{i}" for i in range(2))
+    wait_for_work(submission, f"{first}.0", f"{second}.0")
+
+    nodes = [node_of(head)]
+    scontrol("update", f"nodename={nodes[0]}", "state=drain", "reason=test")
+    try:
+        queue.requeue(head)
+        wait_for_generation(paths, 2)
+    finally:
+        scontrol("update", f"nodename={nodes[0]}", "state=resume")
+    nodes.append(node_of(head))
+    wait_for_work(submission, f"{first}.0", f"{second}.0")
+
+    older = read_rendezvous(paths.rendezvous)
+    assert older is not None
+    cluster("fail-slurmd", nodes[1])
+    try:
+        wait_for_generation(paths, 3)
+        wait_until(lambda: not is_alive(older.pid), "the older of two heads goes on")
+    finally:
+        cluster("restore-node", nodes[1])
+    nodes.append(node_of(head))
+    assert "a newer head" in hpc_es("logs", paths.root, f"{head}.1")
+    gate.unlink()
+    assert_as_if_nothing_had_happened(submission, undisturbed)
+    starts = [record.host for record in read_journal(paths.root) if isinstance(record, Started)]
+    assert starts == nodes
+    assert nodes[0] != nodes[1] != nodes[2]
+
+
 @pytest.mark.vllm
-def test_the_smoke_configuration_completes_with_vllm(own: list[str], queue: Slurm) -> None:
-    facts = json.loads(hpc_es("submit", CONFIG, *own, "engine.kind=vllm", "--wait", "--json"))
+def test_the_smoke_configuration_completes_with_vllm_though_a_worker_is_killed(
+    gate: Path, own: list[str], queue: Slurm, tmp_path: Path
+) -> None:
+    paths = RunPaths(tmp_path / "slurm-smoke")
+    command = [sys.executable, "-m", "hpc_es", "submit", str(CONFIG), *own, "engine.kind=vllm", "--wait", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as submit:
+        wait_until(lambda: submit.poll() is not None or len(seats(paths)) == 2, "the workers did not come")
+        killed = joined(paths)[-1]
+        engine = children(killed.pid)
+        assert engine, "vLLM has processes of its own"
+        os.kill(killed.pid, signal.SIGKILL)
+        wait_until(lambda: not any(is_alive(pid) for pid in engine), "vLLM outlives its worker")
+        gate.unlink()
+        facts = json.loads(submit.communicate()[0])
     assert facts["state"] == "COMPLETED"
     assert facts["finished"]
+    states = {status.name: status.state for _, status in slurm.job_statuses(paths)}
+    assert (states[killed.seat], sorted(states.values())) == ("FAILED", ["COMPLETED", "COMPLETED", "FAILED"])
     hpc_es("verify", facts["run"])
 
 
@@ -219,6 +315,28 @@ def test_a_wrong_partition_is_told_and_queues_nothing(settings: Callable[..., Co
     with pytest.raises(LaunchError, match=r"(?s)invalid partition.*slurm.worker.partition=gpu.*here: batch, high"):
         slurm.submit(settings("slurm.worker.partition=gpu"))
     assert _queued() == before
+
+
+def test_heads_and_workers_that_cannot_meet_fail_and_say_what_to_do(
+    settings: Callable[..., Config], own: list[str], queue: Slurm
+) -> None:
+    submission = slurm.submit(settings("transport.host=192.0.2.1", "run.name=no-address"))
+    lonely = hpc_es("prepare", CONFIG, *own, "transport.head_timeout=3s", "run.name=no-head").strip()
+    words = ["sbatch", "--parsable", "--output=/dev/null", "slurm/worker.sbatch", lonely]
+    job = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip()
+    assert Job(job, "worker", queue).wait(LIMIT_S) == "FAILED"
+    (last,) = Path(lonely, "logs", f"worker-{job}.0.log").read_text().splitlines()[-1:]
+    assert last.startswith("error: no head was heard for ")
+    assert f"(transport.head_timeout): {lonely}/rendezvous.json does not exist" in last
+    assert f"start it again (`hpc-es submit {lonely}`" in last
+
+    assert submission.wait(LIMIT_S) == "FAILED"
+    assert "the head cannot listen on 192.0.2.1" in hpc_es("logs", submission.paths.root)
+    assert submission.workers.state in ("FAILED", "CANCELLED")
+    if submission.workers.state == "FAILED":
+        assert f"the head is gone: job {submission.head.job_id} is FAILED" in hpc_es(
+            "logs", submission.paths.root, "worker"
+        )
 
 
 # --- what Slurm says ------------------------------------------------------------------------------------------------

@@ -165,6 +165,14 @@ def test_work_that_would_not_end_in_time_is_handed_back_and_the_worker_ends(tmp_
     assert worker._evaluation is None
 
 
+def test_a_worker_that_was_drained_is_not_to_be_started_again(tmp_path):
+    worker, _, _ = make_worker(tmp_path)
+    for leave, done in ((messages.Leave("x", False), False), (messages.Leave("x", False, drained=True), True)):
+        ended = asyncio.run(worker._handle(leave))
+        assert ended is not None
+        assert ended.finished is done
+
+
 def test_a_worker_that_was_refused_says_why(tmp_path):
     worker, _, _ = make_worker(tmp_path)
     with pytest.raises(Exception, match="the head refuses this worker: another model"):

@@ -4,6 +4,7 @@
 #     tools/slurm_cluster.sh start [--with-accounting]    # idempotent; installs what is missing (Debian, apt)
 #     tools/slurm_cluster.sh status                       # exit code 0 when it is up
 #     tools/slurm_cluster.sh fail-node NODE               # as if its power went: slurmd, steps, all processes
+#     tools/slurm_cluster.sh fail-slurmd NODE             # only slurmd: Slurm gives the node up, its jobs run on
 #     tools/slurm_cluster.sh restore-node NODE
 #     tools/slurm_cluster.sh stop [--wipe]                # cancels all jobs; --wipe removes the cluster's files too
 #     eval "$(tools/slurm_cluster.sh env)"                # SLURM_CONF, for sbatch and hpc-es
@@ -308,6 +309,13 @@ fail_node() {
     say "$node: killed ${#pids[@]} processes"
 }
 
+fail_slurmd() {
+    is_node "$1"
+    alive "$(slurmd_pid "$1")" "slurmd -N $1" || fail "no slurmd runs on $1"
+    kill -9 "$(cat "$(slurmd_pid "$1")")"
+    rm -f "$(slurmd_pid "$1")"
+}
+
 restore_node() {
     is_node "$1"
     start_node "$1"
@@ -326,6 +334,7 @@ case "$command ${1:-}" in
     "status ") status ;;
     "env ") print_env ;;
     "fail-node node"*) fail_node "$1" ;;
+    "fail-slurmd node"*) fail_slurmd "$1" ;;
     "restore-node node"*) restore_node "$1" ;;
-    *) sed -n '4,9s/^# \{0,5\}//p' "$0" >&2 && exit 2 ;;
+    *) sed -n '4,10s/^# \{0,5\}//p' "$0" >&2 && exit 2 ;;
 esac

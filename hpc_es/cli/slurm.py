@@ -1,4 +1,7 @@
-"""The commands for a cluster: prepare, submit, cancel, logs, sbatch-flags. Made for login nodes: no torch, no vllm."""
+"""The commands for a cluster: prepare, submit, cancel, drain, logs, sbatch-flags.
+
+Made for login nodes: no torch, no vllm.
+"""
 
 import shlex
 from enum import StrEnum
@@ -32,7 +35,7 @@ class RoleName(StrEnum):
 
 
 def add_commands(app: typer.Typer) -> None:
-    for command in (prepare, submit, cancel, logs, sbatch_flags):
+    for command in (prepare, submit, cancel, drain, logs, sbatch_flags):
         app.command()(command)
 
 
@@ -98,6 +101,16 @@ def cancel(run: RunFolder) -> None:
     from hpc_es.launch import slurm
 
     typer.echo(f"cancelled {', '.join(slurm.cancel(run_paths(run)))}")
+
+
+def drain(
+    run: RunFolder,
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="A seat (12_3), an element's number (3), or a name.")],
+) -> None:
+    """Send a worker of a live run home once it has finished what it holds. The run goes on without it."""
+    from hpc_es.launch.drain import drain as drain_worker
+
+    typer.echo(drain_worker(run_paths(run), worker))
 
 
 def logs(

@@ -284,7 +284,7 @@ class Core:
                 self._lease(entry, worker)
                 self._send(worker.name, messages.Work(entry.assignment))
         for worker in self.crew.going_home():
-            self._send(worker.name, messages.Leave(worker.dismissal or "", False))
+            self._send(worker.name, messages.Leave(worker.dismissal or "", False, drained=True))
             self._lose(worker.name, worker.dismissal or "")
         self._exit_if_done()
 

@@ -113,7 +113,7 @@ class Head:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is not None:
+        if error is not None and not isinstance(error, Superseded):  # then the workers are the newer head's
             for worker in self.core.crew.workers:
                 self.server.send(worker.encode(), Leave(f"the head failed: {error}", False))
         self.server.close()

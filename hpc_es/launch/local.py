@@ -63,10 +63,20 @@ def run_local(
         if prepare.is_finished(paths):
             return Outcome(paths, True, "already finished")
         prepare.check(config)
+        _refuse_head_in_slurm(paths)
         for difference in changed:
             on_event(f"changed since the run began: {difference}")
         with Family() as family, _stop_signals() as stop:
             return _Supervisor(config, paths, family, stop, on_status, on_event).run()
+
+
+def _refuse_head_in_slurm(paths: RunPaths) -> None:
+    """Errors: LaunchError when the run's head is a Slurm job that has not ended. Where Slurm is out of sight, as with
+    a folder that was copied to a laptop, two heads would still exclude each other by the journal."""
+    if paths.slurm.is_dir() and shutil.which("squeue"):
+        from hpc_es.launch.slurm import refuse_second_head  # submitit, which only clusters need
+
+        refuse_second_head(paths)
 
 
 class _Role:

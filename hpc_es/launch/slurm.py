@@ -127,13 +127,14 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
     is queued; LaunchError when Slurm refuses (then nothing stays queued), when the run is finished, or has a head.
     """
     slurm = slurm or Slurm()
+    slurm.require()
     paths = prepare.run_paths(config)
     with prepare.launcher_lock(paths):
         paths, changed = prepare.write_folder(config)
         if prepare.is_finished(paths):
             raise LaunchError(f"{paths.root} is finished; give another run.name, or look at it with `hpc-es verify`")
         prepare.check(config)
-        _refuse_second_head(paths, slurm)
+        refuse_second_head(paths, slurm)
         texts = scripts(config, paths)
         paths.slurm.mkdir(exist_ok=True)
         for role, text in texts.items():
@@ -286,10 +287,16 @@ def summarise(statuses: list[JobStatus]) -> str:
     return next((state for state in states if state != "COMPLETED"), "COMPLETED" if states else UNKNOWN)
 
 
-def _refuse_second_head(paths: RunPaths, slurm: Slurm) -> None:
+def refuse_second_head(paths: RunPaths, slurm: Slurm | None = None) -> None:
+    """Errors: LaunchError that names the job when the head of this run is queued or running; when Slurm fails."""
     for job in recorded_jobs(paths, slurm):
-        if job.role == "head" and not JobStatus(job.job_id, state := job.state).is_final:
+        if job.role != "head" or JobStatus(job.job_id, state := job.state).is_final:
+            continue
+        if state == UNKNOWN:
             raise LaunchError(
-                f"{paths.root} has a head already: job {job.job_id} is {state}. Add workers to it with `sbatch "
-                f"{paths.slurm_script('worker')}`, or end it with `hpc-es cancel {paths.root}`"
+                f"Slurm does not say whether job {job.job_id}, the head of {paths.root}, has ended: try later"
             )
+        raise LaunchError(
+            f"{paths.root} has a head already: job {job.job_id} is {state}. Add workers to it with `sbatch "
+            f"{paths.slurm_script('worker')}`, or end it with `hpc-es cancel {paths.root}`"
+        )

@@ -110,6 +110,13 @@ class Slurm:
     def __init__(self, run: Callable[[Sequence[str]], Answer] = run) -> None:
         self._run = run
 
+    def require(self) -> None:
+        """Errors: LaunchError where there is no Slurm to queue jobs with."""
+        try:
+            self._run(["sbatch", "--version"])
+        except LaunchError as error:
+            raise LaunchError(f"{error}; `hpc-es run CONFIG` runs on this machine, without Slurm") from None
+
     def submit(self, script: Path, *flags: str) -> str:
         """Queue a script; its job id. Errors: LaunchError with sbatch's own words."""
         answer = self._run(["sbatch", "--parsable", *flags, str(script)])

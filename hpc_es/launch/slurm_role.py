@@ -31,9 +31,18 @@ def enter(paths: RunPaths, role: Role, place: Place) -> None:
     """
     assert place.job is not None, "only called inside a job"
     signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(_requeue(place)))
-    record(paths, place.job, role)
-    if sys.stdout.isatty():
-        return
+    try:
+        record(paths, place.job, role)
+        if not sys.stdout.isatty():
+            _log_into(paths, role, place)
+    except OSError as error:
+        raise LaunchError(
+            f"the run folder {paths.root} cannot be written on {place.node}: {error}; it must lie where every "
+            f"node of the run may write (run.dir)"
+        ) from None
+
+
+def _log_into(paths: RunPaths, role: Role, place: Place) -> None:
     paths.logs.mkdir(exist_ok=True)
     own_log = paths.log(f"{role}-{place.seat}.{place.attempt}")
     # What is said before this, and by Slurm itself at the end, stays in the job's own output.

@@ -259,8 +259,13 @@ class HeadClient:
             self._send_reports(sent_before=now - self._heartbeat_s)
         silent_s = now - self._heard_at
         if silent_s > self._head_timeout_s:
+            root = self._paths.root
             where = self._connection.trouble if self._connection else f"{self._paths.rendezvous} does not exist"
-            self._lose(f"no head was heard for {silent_s:.0f} s (transport.head_timeout): {where}")
+            self._lose(
+                f"no head was heard for {silent_s:.0f} s (transport.head_timeout): {where}. If no head runs, start it "
+                f"again (`hpc-es submit {root}`, or `hpc-es run {root}` without Slurm); if one runs, this node cannot "
+                f"reach it: a firewall is between them, or transport.interface must be another"
+            )
 
     def _follow(self) -> None:
         try:

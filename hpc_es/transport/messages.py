@@ -178,6 +178,8 @@ class Leave(Message, frozen=True):
 
     reason: str
     finished: bool
+    drained: bool = False
+    """Someone asked for it: nothing is left to do for this worker, so nothing should start it again."""
 
 
 class WorkerStatus(Struct, frozen=True):

@@ -30,6 +30,7 @@ from hpc_es.place import Place
 from hpc_es.transport import messages
 from hpc_es.transport.collective import Backend, WorkerCollective, available_backend, sha256
 from hpc_es.transport.control import HeadClient
+from hpc_es.transport.secrets import load_secrets
 from hpc_es.worker.budget import Budget
 from hpc_es.worker.rollout import Player
 
@@ -46,10 +47,11 @@ CHECKPOINT_WORTH = 2
 
 @dataclass(frozen=True)
 class Ended:
-    """Why the worker stops, and whether the run is done."""
+    """Why the worker stops."""
 
     reason: str
     finished: bool
+    """Nothing is left to do, for anyone or for this worker."""
     out_of_time: bool = False
     """Its job should be queued again."""
 
@@ -66,8 +68,9 @@ def run_worker(
     ends_at: float | None = None,
     head_is_gone: Callable[[], str | None] = nobody_knows,
 ) -> int:
-    """Be a worker of a run until it ends. Exit code 0: the run is done, 3: sent home or stopped before that, 4: its job
-    is nearly over (SIGUSR2, or no time for another evaluation) and should be queued again.
+    """Be a worker of a run until it ends. Exit code 0: the run is done or this worker was drained, 3: sent home or
+    stopped before that, 4: its job is nearly over (SIGUSR2, or no time for another evaluation) and should be queued
+    again.
 
     `local`: this machine's CPUs serve all workers of the run. `ends_at`: when the job ends, in seconds since the epoch.
     `head_is_gone` is asked while the head is silent, and says why it will not come back. Errors: ConfigError when the
@@ -75,6 +78,7 @@ def run_worker(
     """
     paths = RunPaths(run_dir)
     config = load(paths.config).config
+    load_secrets(paths)  # what is wrong with the keys is told before a model is loaded
     threads = config.engine.threads or _share_of_cpus(config, local)
     ended = asyncio.run(_work(paths, config, seat, threads, Budget(ends_at), head_is_gone))
     log.info("worker ends: %s", ended.reason)
@@ -194,8 +198,8 @@ class Worker:
                 await self._abandon("the arena is being rebuilt")
                 await self.engine.load(None)
                 self.client.send(self._hello())
-            case messages.Leave(reason=reason, finished=finished):
-                return Ended(reason, finished)
+            case messages.Leave(reason=reason, finished=finished, drained=drained):
+                return Ended(reason, finished or drained)
         return None
 
     def _hello(self) -> messages.Hello:
