@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -22,6 +23,9 @@ from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Started, Stopped
 from hpc_es.transport.secrets import create_secrets
+
+_PASSING_ON_S = 2.0
+"""How long a lock may outlive its holder."""
 
 
 def run_paths(config: Config) -> RunPaths:
@@ -124,9 +128,19 @@ def launcher_lock(paths: RunPaths) -> Iterator[None]:
 
 
 def _lock(file: IO[str]) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        # Some cluster file systems have no locks. Two heads exclude each other by the journal all the same.
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-            raise
+    """Errors: BlockingIOError while another launcher has it."""
+    deadline = time.monotonic() + _PASSING_ON_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            # A launcher that was killed while it started a process leaves the lock to that child until it execs.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        except OSError as error:
+            # Some cluster file systems have no locks. Two heads exclude each other by the journal all the same.
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                raise
+            return
