@@ -16,6 +16,8 @@ from hpc_es.transport.messages import read_rendezvous
 
 CLUSTER = str(Path(__file__).with_name("slurm_cluster.sh"))
 POLL_S = 0.5
+COMMAND_S = 120.0
+"""For one command of the cluster."""
 
 
 @dataclass
@@ -114,11 +116,13 @@ def _slurm_run(run: Run) -> SlurmRun:
 
 
 def _cluster(command: str, node: str) -> None:
-    subprocess.run([CLUSTER, command, node], check=True)
+    subprocess.run([CLUSTER, command, node], check=True, stdin=subprocess.DEVNULL, timeout=COMMAND_S)
 
 
 def _is_down(node: str) -> bool:
-    said = subprocess.run(["sinfo", "-h", "-n", node, "-o", "%T"], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["sinfo", "-h", "-n", node, "-o", "%T"], capture_output=True, text=True, check=True, timeout=COMMAND_S
+    )
     return said.stdout.startswith("down")
 
 
