@@ -35,7 +35,7 @@ def test_faults_of_a_cluster_change_no_bit(tmp_path, slurm_cluster, monkeypatch)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
     monkeypatch.setenv(gated.PACE, "0.2")  # so that the run outlasts its faults
     script = ("--slurm", "--faults", "double,preempt,head")
-    output = chaos(tmp_path, *script, "run.num_updates=10", "task.env=gated:Sudoku")
+    output = chaos(tmp_path, *script, "run.num_updates=14", "task.env=gated:Sudoku")
     assert re.findall(r"^ +\d+\. (\w+)", output, re.MULTILINE) == ["double", "preempt", "head"]
 
 
