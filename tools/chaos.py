@@ -106,10 +106,12 @@ def main() -> int:
     print(f"undisturbed: {undisturbed.version()} updates, {undisturbed.num_results()} results", flush=True)
 
     # On a cluster most faults take long by themselves, and the run goes on meanwhile.
-    apart = (0.2 if arguments.slurm else 1.4) * undisturbed.num_results() / (moments + 1)
+    share = 0.2 if arguments.slurm else 1.4
+    num_results = undisturbed.num_results()
     missed = None
     for moment in range(1, moments + 1):
         kind = kinds[(moment - 1) % len(kinds)] if arguments.slurm else rng.choice(kinds)
+        apart = share * max(num_results - disturbed.num_results(), 0) / (moments - moment + 2)
         if not inflict(disturbed, kind, faults[kind], moment, apart, rng):
             missed = kind
             break
