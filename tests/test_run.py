@@ -243,7 +243,7 @@ def test_a_frozen_head_that_was_replaced_writes_nothing_more(bench, undisturbed)
     assert "newer head" in output
     assert paths.segment(head["generation"]).stat().st_size == size
     bench.cli("run", bench.config("frozen"))
-    assert second.wait(60) == 1  # the third took over from it
+    assert second.wait(60) in (0, 1)  # it finished the run with the first one's workers, or the third took over from it
     assert digests(root) == digests(undisturbed)
 
 
