@@ -23,17 +23,22 @@ def chaos(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def paced(monkeypatch) -> None:
+    """Episodes that last, so that a run outlasts its faults on a fast machine too."""
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
+    monkeypatch.setenv(gated.PACE, "0.2")
+
+
 @pytest.mark.timeout(900)
-def test_random_kills_of_everything_change_no_bit(tmp_path):
-    output = chaos(tmp_path, "--moments", "5", "--seed", "3", "run.num_updates=5")
+def test_random_kills_of_everything_change_no_bit(tmp_path, paced):
+    output = chaos(tmp_path, "--moments", "5", "--seed", "3", "run.num_updates=8", "task.env=gated:Sudoku")
     assert len(re.findall(r"^ +\d+\. ", output, re.MULTILINE)) >= 3
 
 
 @pytest.mark.slurm
 @pytest.mark.timeout(900)
-def test_faults_of_a_cluster_change_no_bit(tmp_path, slurm_cluster, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
-    monkeypatch.setenv(gated.PACE, "0.2")  # so that the run outlasts its faults
+def test_faults_of_a_cluster_change_no_bit(tmp_path, slurm_cluster, paced):
     script = ("--slurm", "--faults", "double,preempt,head")
     output = chaos(tmp_path, *script, "run.num_updates=14", "task.env=gated:Sudoku")
     assert re.findall(r"^ +\d+\. (\w+)", output, re.MULTILINE) == ["double", "preempt", "head"]

@@ -251,10 +251,10 @@ def record(paths: RunPaths, job_id: str, role: Role) -> None:
 
 
 def recorded_jobs(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
-    """All jobs of the run that we heard of, oldest first."""
+    """All jobs of the run that we heard of, in the order of their submission (jobs begin in any order)."""
     slurm = slurm or Slurm()
     records = [msgspec.json.decode(file.read_bytes(), type=Recorded) for file in paths.slurm.glob("[0-9]*.json")]
-    return [Job(known.job_id, known.role, slurm) for known in sorted(records, key=lambda known: known.time)]
+    return [Job(known.job_id, known.role, slurm) for known in sorted(records, key=lambda known: int(known.job_id))]
 
 
 def job_statuses(paths: RunPaths, slurm: Slurm | None = None) -> list[tuple[Role, JobStatus]]:
