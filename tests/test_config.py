@@ -226,12 +226,35 @@ def test_an_empty_mapping_clears_what_it_is_laid_over(config_file: Path) -> None
     assert load(config_file, ["task.options={}"]).config.task.options == {}
 
 
+def test_of_several_files_that_a_file_extends_the_later_wins(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("run: {name: a, num_updates: 3}\nmodel: {path: x}\ntask: {env: sudoku}\n")
+    (tmp_path / "b.yaml").write_text("run: {num_updates: 5}\nstaleness: {mode: natural, max_lag: 2}\n")
+    (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\n")
+    config = load(tmp_path / "c.yaml").config
+    assert (config.run.num_updates, config.staleness.mode) == (5, "natural")
+
+
+def test_a_staleness_setting_of_another_mode_is_refused_by_its_name(tmp_path: Path) -> None:
+    assert "staleness.lag: unknown key of the kind natural" in error_of_section(tmp_path, "mode: natural, lag: 3")
+    assert "did you mean tail?" in error_of_section(tmp_path, "mode: tial")
+    assert "staleness.max_lag=-1" in error_of_section(tmp_path, "mode: natural, max_lag: -1")
+    assert "sum to 6" in error_of_section(tmp_path, "mode: tail, counts: {0: 4, 3: 2}")
+    assert "needs version -5" in error_of_section(tmp_path, "mode: staircase, steps: [[1, 0], [5, 9]]")
+
+
 def test_files_that_extend_each_other_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
     (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
     assert "leads back to" in error_of(tmp_path / "a.yaml")
     assert "no such config file" in error_of_extends(tmp_path, "none.yaml")
-    assert "must be the name of one config file" in error_of_extends(tmp_path, "[a, b]")
+    assert "must be the name of a config file, or a list" in error_of_extends(tmp_path, "[a, 3]")
+
+
+def error_of_section(tmp_path: Path, staleness: str) -> str:
+    (tmp_path / "s.yaml").write_text(
+        "run: {name: a, num_updates: 3}\nmodel: {path: x}\ntask: {env: sudoku}\nstaleness: {" + staleness + "}\n"
+    )
+    return error_of(tmp_path / "s.yaml")
 
 
 def error_of_extends(folder: Path, parent: str) -> str:

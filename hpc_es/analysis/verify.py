@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpc_es.config.es import Schedule
 from hpc_es.config.load import from_record
-from hpc_es.config.schema import Config, Schedule
+from hpc_es.config.schema import Config
 from hpc_es.errors import VerifyError
 from hpc_es.es import population, schedules, shaping
 from hpc_es.es.records import Assignment, Commit, EvalId, Result, UpdateMember

@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -33,15 +33,21 @@ _RULES = {
 }
 
 
+_TAGGED = ("staleness",)
+"""Sections that are one of several kinds, told apart by a key of theirs."""
+
+
 def explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     """One line per fault. `origins`: dotted key -> where its value stands."""
     return "\n".join(_explain_one(fault, origins) for fault in error.errors())
 
 
 def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
-    key, value, kind = _dotted(fault["loc"]), fault["input"], fault["type"]
+    key, value, kind = _dotted(_without_tag(fault["loc"])), fault["input"], fault["type"]
     place = f" ({origins[key]})" if key in origins else ""
     if kind == "extra_forbidden":
+        if fault["loc"][0] in _TAGGED:
+            return f"{key}: unknown key of the kind {fault['loc'][1]}{place}; {_remedy(key)}"
         return f"{key}: unknown key{place}; {_remedy(key)}"
     if kind == "missing":
         return f"{key} is missing: it has no default; set it in the config file or with {key}=..."
@@ -50,6 +56,14 @@ def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
         if message.startswith("must "):
             return f"{key}={_shown(value)}{place} {message}"
         return message if message.startswith(f"{key}.") or not key else f"{key}{place}: {message}"
+    if kind == "union_tag_not_found":
+        return f"{key}.{_tag(fault)} is missing: it says which of {key}'s kinds is meant"
+    if kind == "union_tag_invalid":
+        tags = fault["ctx"]["expected_tags"].replace("'", "")
+        near = _near(fault["ctx"]["tag"], tags.split(", "))
+        place = f" ({origins[f'{key}.{_tag(fault)}']})" if f"{key}.{_tag(fault)}" in origins else ""
+        hint = f"; did you mean {near}?" if near else ""
+        return f"{key}.{_tag(fault)}={fault['ctx']['tag']}{place} must be one of {tags}{hint}"
     if kind == "model_type":
         return f"{key}={_shown(value)}{place} must be a section with the keys {', '.join(_keys_of(key))}"
     rule = _RULES[kind].format(**fault.get("ctx", {})) if kind in _RULES else fault["msg"]
@@ -57,6 +71,15 @@ def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
         rule += "; put it in quotes"
     near = _near(str(value), _literals(fault)) if kind == "literal_error" else None
     return f"{key}={_shown(value)}{place} {rule}" + (f"; did you mean {near}?" if near else "")
+
+
+def _without_tag(location: Sequence[str | int]) -> Sequence[str | int]:
+    """Pydantic's place of a value, without the tag that it puts after the name of a section of several kinds."""
+    return [*location[:1], *location[2:]] if location and location[0] in _TAGGED else location
+
+
+def _tag(fault: ErrorDetails) -> str:
+    return str(fault["ctx"]["discriminator"]).strip("'")
 
 
 def _dotted(location: Sequence[str | int]) -> str:
@@ -78,7 +101,7 @@ def _literals(fault: ErrorDetails) -> list[str]:
 def _remedy(key: str) -> str:
     """The key that was meant, if one is near; else the keys that there are."""
     section, _, name = key.rpartition(".")
-    everywhere = list(_all_keys(Config, ""))
+    everywhere = [known for known in _all_keys(Config, "") if known != key]
     siblings = _keys_of(section)
     same_name = next((known for known in everywhere if known.rpartition(".")[2] == name), None)
     sibling = _near(name, siblings)
@@ -104,8 +127,9 @@ def _all_keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _all_keys(field.annotation, f"{key}.")
+        kinds = get_args(field.annotation) or (field.annotation,)
+        below = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        yield from dict.fromkeys(known for kind in below for known in _all_keys(kind, f"{key}."))
 
 
 def _keys_of(section: str) -> list[str]:

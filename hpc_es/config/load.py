@@ -2,7 +2,8 @@
 
 Invariants: a key that the schema does not know never passes; every value of the result can say where it came from;
 `load(path)` of what `save` wrote is the same Config. Relative `model.path` and `run.dir` are relative to the working
-directory of the command, as on any command line; `extends: other.yaml` is relative to the file that says so.
+directory of the command, as on any command line; `extends: other.yaml` (or a list) is relative to the file that says
+so.
 """
 
 import hashlib
@@ -138,15 +139,26 @@ def _read(path: Path, descendants: tuple[Path, ...], between: Tree | None = None
     if isinstance(tree, Given):
         raise ConfigError(f"{path}: a config file is a mapping of sections (run, model, task, ...), not {tree.value!r}")
     base = tree.pop("extends", None)
+    merged: Tree = {}
+    for name in _parents(path, base):
+        parent = path.parent / name
+        family = (*descendants, path.resolve())
+        if parent.resolve() in family:
+            assert isinstance(base, Given)
+            raise ConfigError(f"{base.origin}: extends={name} leads back to {parent.name}")
+        merged = _merge(merged, _read(parent, family))
+    return _merge(_merge(merged, between or {}), tree)
+
+
+def _parents(path: Path, base: "Tree | Given | None") -> list[str]:
+    """What a file extends: one config file, or several, each laid over those before it."""
     if base is None:
-        return _merge(between or {}, tree)
-    if not isinstance(base, Given) or not isinstance(base.value, str):
-        raise ConfigError(f"{path}: extends must be the name of one config file")
-    parent = (path.parent / base.value).resolve()
-    family = (*descendants, path.resolve())
-    if parent in family:
-        raise ConfigError(f"{base.origin}: extends={base.value} leads back to {parent.name}")
-    return _merge(_merge(_read(path.parent / base.value, family), between or {}), tree)
+        return []
+    names = base.value if isinstance(base, Given) else None
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{path}: extends must be the name of a config file, or a list of such names")
+    return names
 
 
 def _merge(base: Tree, over: Tree) -> Tree:

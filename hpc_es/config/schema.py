@@ -8,41 +8,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from hpc_es.config.yaml12 import seconds
-
-
-def _positive(value: float) -> float:
-    if not value > 0:
-        raise ValueError("must be a duration above 0")
-    return value
-
-
-def _file_name(value: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
-        raise ValueError("must consist of letters, digits, '.', '_' and '-', and begin with a letter or digit")
-    return value
-
-
-Seconds = Annotated[float, BeforeValidator(seconds), AfterValidator(_positive)]
-"""Seconds; YAML also takes 90s, 15m, 2h, 24:00:00 (see yaml12.py)."""
-
-
-class Model(BaseModel):
-    """Base: unknown keys are errors, values are frozen and finite."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        allow_inf_nan=False,
-        ser_json_inf_nan="constants",  # an environment's options may hold them
-        protected_namespaces=(),
-    )
+from hpc_es.config.es import EsConfig, StalenessConfig, Sync, Tail
+from hpc_es.config.fields import Model, Seconds, file_name
 
 
 class RunConfig(Model):
-    name: Annotated[str, AfterValidator(_file_name)]
+    name: Annotated[str, AfterValidator(file_name)]
     """Also the name of the run folder below `dir`."""
     dir: Path = Path("runs")
     """Relative to the working directory."""
@@ -64,57 +37,6 @@ class ModelConfig(Model):
     exclude: tuple[str, ...] = ()
 
 
-class Schedule(Model):
-    """A value over the updates. A bare number in YAML means constant."""
-
-    kind: Literal["constant", "cosine", "linear"] = "constant"
-    start: float = Field(ge=0, le=1e6)
-    """Bounded, so that no coefficient leaves the range of float32."""
-    end: float | None = Field(None, ge=0, le=1e6)
-    """Value at the last update, exactly; for cosine and linear."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _number_means_constant(cls, value: Any) -> Any:
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return {"kind": "constant", "start": value}
-        if not isinstance(value, (dict, Schedule)):
-            raise ValueError("must be a number, or a section with kind, start and end")
-        return value
-
-    @model_validator(mode="after")
-    def _ends(self) -> "Schedule":
-        if self.kind == "constant" and self.end is not None and self.end != self.start:
-            raise ValueError("a constant schedule has no `end`; use kind: cosine or kind: linear")
-        if self.kind != "constant" and self.end is None:
-            raise ValueError(f"a {self.kind} schedule needs `end`, the value at the last update")
-        if self.start == 0:
-            raise ValueError("`start` must be above 0 (a schedule may end at 0, it cannot start there)")
-        return self
-
-
-class EsConfig(Model):
-    """theta += alpha / N * sum(u_i * eps_i), not divided by sigma (Qiu et al., 2025)."""
-
-    population: int = Field(30, gt=1)
-    """Members per update, N."""
-    sigma: Schedule = Schedule(start=1e-3)
-    alpha: Schedule = Schedule(start=5e-4)
-    mirrored: bool = False
-    """Members come in +/- pairs that share their noise."""
-    shaping: Literal["zscore", "centred_ranks"] = "zscore"
-    tasks_per_member: int = Field(16, ge=1)
-    """Episodes T that one evaluation plays; the same tasks for all members of a version."""
-
-    @model_validator(mode="after")
-    def _pairs(self) -> "EsConfig":
-        if self.mirrored and self.population % 2:
-            raise ValueError(
-                f"es.population={self.population} must be even when es.mirrored is on: members come in +/- pairs"
-            )
-        return self
-
-
 class SamplingConfig(Model):
     """How answers are drawn. temperature 0 is greedy."""
 
@@ -131,9 +53,9 @@ class SamplingConfig(Model):
 class TaskConfig(Model):
     env: str
     """A built-in name (sudoku), or package.module:Class."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment, for training and evaluation alike."""
-    train: dict[str, Any] = {}
+    train: dict[str, Any] = Field(default_factory=dict)
     """Laid over `options` for training."""
     step_timeout: Seconds = 60.0
     """Limit of one reset or step of an environment."""
@@ -151,13 +73,8 @@ class EvalConfig(Model):
     """The first so many tasks of the evaluation environment. 0: no evaluation at all."""
     batch: int | None = Field(None, ge=1)
     """Tasks per evaluation; default: es.tasks_per_member."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Laid over `task.options`."""
-
-
-class StalenessConfig(Model):
-    mode: Literal["sync"] = "sync"
-    """sync: N fresh evaluations, barrier."""
 
 
 class EngineConfig(Model):
@@ -178,7 +95,7 @@ class EngineConfig(Model):
     """CPU threads per worker; default: the cores of this machine divided by the workers on it."""
     probe_every: int = Field(10, ge=0)
     """Commits between two comparisons of the engine's live parameters with the arena; 0: only at the start."""
-    extra: dict[str, Any] = {}
+    extra: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs."""
 
 
@@ -296,13 +213,22 @@ class Config(Model):
     es: EsConfig = EsConfig()
     sampling: SamplingConfig = SamplingConfig()
     eval: EvalConfig = EvalConfig()
-    staleness: StalenessConfig = StalenessConfig()
+    staleness: StalenessConfig = Sync()
     engine: EngineConfig = EngineConfig()
     transport: TransportConfig = TransportConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     store: StoreConfig = StoreConfig()
     launch: LaunchConfig = LaunchConfig()
     slurm: SlurmConfig = SlurmConfig()
+
+    @model_validator(mode="after")
+    def _cohorts_are_full(self) -> "Config":
+        if isinstance(self.staleness, Tail) and sum(self.staleness.counts.values()) != self.es.population:
+            raise ValueError(
+                f"staleness.counts={self.staleness.counts} sum to {sum(self.staleness.counts.values())}, but "
+                f"es.population={self.es.population} results make a cohort"
+            )
+        return self
 
     @model_validator(mode="after")
     def _answers_fit(self) -> "Config":

@@ -8,13 +8,18 @@ from typing import Literal
 
 from msgspec import Struct
 
-Kind = Literal["train", "eval"]
+Kind = Literal["train", "eval", "centre"]
+"""A member for an update; the unperturbed centre on the evaluation tasks, or on the batch that the members play."""
+
+CENTRE_SLOT = -(2**31)
+"""Slot of the unperturbed centre on the training batch of its version."""
 
 
 class EvalId(Struct, frozen=True, array_like=True, order=True):
     """Names one evaluation for good: the version at dispatch, the slot in the plan, the replacement count.
 
-    Slots 0..N-1 are the members of a cohort; evaluation batches of the unperturbed centre are -1, -2, ...
+    Slots from 0 are members; evaluation batches of the unperturbed centre are -1, -2, ..., CENTRE_SLOT is the
+    centre on the members' own batch.
     """
 
     version: int
@@ -103,6 +108,8 @@ class UpdateMember(Struct, frozen=True, array_like=True):
     utility: float
     coefficient: float
     """The fp32 c_i that multiplies the table value T_i; exact in float64."""
+    partition_seed: int = 0
+    """Of the partition that its subspace belongs to; unused when the commit has one subspace."""
 
 
 class Commit(Struct, frozen=True):

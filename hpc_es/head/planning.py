@@ -6,8 +6,8 @@ The core asks here while the run lives; `verify` asks again afterwards and must 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpc_es.config.es import Schedule as ScheduleConfig
 from hpc_es.config.schema import Config
-from hpc_es.config.schema import Schedule as ScheduleConfig
 from hpc_es.es import population, schedules, shaping
 from hpc_es.es.records import Assignment, Commit, EvalId, Kind, Member, Result, UpdateMember
 from hpc_es.es.staleness import Schedule

@@ -90,6 +90,13 @@ class Voided(Record, frozen=True):
     reason: str
 
 
+class Discarded(Record, frozen=True):
+    """A good result that came too late: its lag at `update` is above the bound. It will never count."""
+
+    eval_id: EvalId
+    update: int
+
+
 class Committed(Record, frozen=True):
     commit: Commit
 
@@ -131,6 +138,7 @@ AnyRecord = (
     | Unleased
     | Reported
     | Voided
+    | Discarded
     | Committed
     | Digested
     | Checkpointed

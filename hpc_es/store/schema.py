@@ -41,8 +41,8 @@ class Column:
 NULL = -1
 NULL_64 = 2**64 - 1
 
-KINDS = ("train", "eval")
-STATUSES = ("planned", "leased", "reported", "accepted", "void")
+KINDS = ("train", "eval", "centre")
+STATUSES = ("planned", "leased", "reported", "accepted", "void", "discarded")
 
 
 def _identity() -> tuple[Column, ...]:
@@ -50,9 +50,20 @@ def _identity() -> tuple[Column, ...]:
     return (
         Column("source", "str", "", '"run", or the name of the later evaluation (evals/NAME.hpcj)'),
         Column("dispatch_version", "int64", "versions", "policy version v around which it was measured"),
-        Column("slot", "int32", "", "0..N-1: members of a cohort; -1, -2, ...: batches of the unperturbed centre"),
+        Column(
+            "slot",
+            "int32",
+            "",
+            "from 0: members; -1, -2, ...: batches of the unperturbed centre; -2^31: the centre on the members' batch",
+        ),
         Column("replacement", "int32", "", "how many void evaluations it replaces"),
-        Column("kind", "choice", "", "train: a member for an update; eval: the unperturbed centre", choices=KINDS),
+        Column(
+            "kind",
+            "choice",
+            "",
+            "train: a member for an update; eval: the unperturbed centre on evaluation tasks; centre: on the members' batch",
+            choices=KINDS,
+        ),
     )
 
 
@@ -63,11 +74,11 @@ EVALUATIONS = (
         "choice",
         "",
         "planned, leased (a worker has it), reported (journalled), accepted (consumed by an update, or an evaluation "
-        "of the centre that counts), void (will never count)",
+        "of the centre that counts), void (a fault: never counts), discarded (a good result beyond the bound on lag)",
         choices=STATUSES,
     ),
     Column("consumed_version", "int64", "versions", "u-1 for the update u that consumed it; null: none did", NULL),
-    Column("lag", "int64", "versions", "consumed_version - dispatch_version; null: not consumed", NULL),
+    Column("lag", "int64", "versions", "of the update that consumed or refused it; null: neither happened", NULL),
     Column(
         "planned_update", "int64", "versions", "the update u it was planned for; null: evaluation of the centre", NULL
     ),

@@ -1,0 +1,161 @@
+"""The settings of evolution strategies: population, shaping, schedules, and how stale a result may be.
+
+Defaults are those of ES at Scale (Qiu et al., 2025); whatever goes beyond it is off.
+"""
+
+import itertools
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hpc_es.config.fields import Model
+
+
+class Schedule(Model):
+    """A value over the updates. A bare number in YAML means constant."""
+
+    kind: Literal["constant", "cosine", "linear"] = "constant"
+    start: float = Field(ge=0, le=1e6)
+    """Bounded, so that no coefficient leaves the range of float32."""
+    end: float | None = Field(None, ge=0, le=1e6)
+    """Value at the last update, exactly; for cosine and linear."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number_means_constant(cls, value: Any) -> Any:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return {"kind": "constant", "start": value}
+        if not isinstance(value, (dict, Schedule)):
+            raise ValueError("must be a number, or a section with kind, start and end")
+        return value
+
+    @model_validator(mode="after")
+    def _ends(self) -> "Schedule":
+        if self.kind == "constant" and self.end is not None and self.end != self.start:
+            raise ValueError("a constant schedule has no `end`; use kind: cosine or kind: linear")
+        if self.kind != "constant" and self.end is None:
+            raise ValueError(f"a {self.kind} schedule needs `end`, the value at the last update")
+        if self.start == 0:
+            raise ValueError("`start` must be above 0 (a schedule may end at 0, it cannot start there)")
+        return self
+
+
+class LagWeightConfig(Model):
+    """Factor of a member's coefficient by its lag; not normalised, so a stale cohort makes a smaller step."""
+
+    kind: Literal["none", "inverse", "exponential"] = "none"
+    """inverse: (1 + lag)^-rate (staleness-aware SGD; Zhang et al., 2016). exponential: exp(-rate * lag)."""
+    rate: float = Field(1.0, gt=0, le=100)
+
+
+class OptimiserConfig(Model):
+    """What turns the ES gradient g = sum(w_i * u_i * eps_i) into a step. Its state is part of theta's digest."""
+
+    kind: Literal["none", "momentum", "adam"] = "none"
+    """none: theta += alpha * g."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """Decay of the mean of g (momentum, adam)."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Decay of the mean of g^2 (adam)."""
+    epsilon: float = Field(1e-8, gt=0)
+    """Added to the root of the mean of g^2 (adam)."""
+
+
+class EsConfig(Model):
+    """theta += alpha / N * sum(u_i * eps_i), not divided by sigma (Qiu et al., 2025)."""
+
+    population: int = Field(30, gt=1)
+    """Members per update, N."""
+    sigma: Schedule = Schedule(start=1e-3)
+    alpha: Schedule = Schedule(start=5e-4)
+    subspaces: int = Field(1, ge=1, le=64)
+    """K disjoint random parts of all parameters, drawn anew for every update; members perturb one part each, with
+    sqrt(K) * sigma (CoPES; Wang et al., 2026). 1: every member perturbs everything."""
+    mirrored: bool = False
+    """Members come in +/- pairs that share their noise."""
+    shaping: Literal["zscore", "centred_ranks"] = "zscore"
+    baseline: Literal["none", "batch", "centre"] = "none"
+    """Subtracted from the fitness before shaping, for each task batch (one per dispatch version): the mean of the
+    batch's members in the cohort, or the fitness of the unperturbed centre, which costs one evaluation per version."""
+    lag_weight: LagWeightConfig = LagWeightConfig()
+    optimiser: OptimiserConfig = OptimiserConfig()
+    control: Literal["none", "random-walk"] = "none"
+    """random-walk: utilities come from seeded random numbers in place of the fitness; what updates look like that
+    mean nothing."""
+    tasks_per_member: int = Field(16, ge=1)
+    """Episodes T that one evaluation plays; the same tasks for all members of a version."""
+
+    @model_validator(mode="after")
+    def _pairs(self) -> "EsConfig":
+        if self.mirrored and self.population % 2:
+            raise ValueError(
+                f"es.population={self.population} must be even when es.mirrored is on: members come in +/- pairs"
+            )
+        return self
+
+
+class Sync(Model):
+    """N fresh evaluations, barrier."""
+
+    mode: Literal["sync"] = "sync"
+
+
+class Natural(Model):
+    """Commit at N results whose lag is within the bound; nobody waits at a barrier."""
+
+    mode: Literal["natural"]
+    max_lag: int = Field(1, ge=0)
+    """In versions, counted at the commit."""
+    overdue: Literal["discard", "hold"] = "discard"
+    """What a result beyond the bound means. discard: it is dropped. hold: no commit goes past a live evaluation that
+    would be beyond the bound then."""
+
+
+class Controlled(Model):
+    """Every cohort takes a share of results of exactly one lag, the rest is fresh."""
+
+    mode: Literal["controlled"]
+    lag: int = Field(ge=1)
+    """L, in versions: dispatched at v, consumed by update v + L + 1."""
+    share: float = Field(gt=0, le=1)
+    """f: floor(f * N + 0.5) results of lag L."""
+
+
+class Tail(Model):
+    """Every cohort takes given numbers of results by lag."""
+
+    mode: Literal["tail"]
+    counts: dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+    """lag -> results of that lag per cohort; they sum to es.population."""
+
+
+class Staircase(Model):
+    """The lag of whole cohorts climbs, so that each step begins with a cohort measured around theta_0 again."""
+
+    mode: Literal["staircase"]
+    steps: tuple[tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=0)]], ...] = (
+        (1, 0),
+        (33, 32),
+        (65, 64),
+        (129, 128),
+    )
+    """(from update, lag), climbing in both."""
+    isolated: bool = False
+    """Only the update at which a step begins is stale, those between are fresh."""
+
+    @model_validator(mode="after")
+    def _climbs(self) -> "Staircase":
+        updates = [update for update, _ in self.steps]
+        if not updates or updates[0] != 1 or any(b <= a for a, b in itertools.pairwise(updates)):
+            raise ValueError(f"steps begin at updates {updates}: the first must begin at 1, and each after the last")
+        for update, lag in self.steps:
+            if lag > update - 1:
+                raise ValueError(
+                    f"the step [{update}, {lag}] needs version {update - 1 - lag}: the lag of update {update} can be "
+                    f"at most {update - 1}"
+                )
+        return self
+
+
+StalenessConfig = Annotated[Sync | Natural | Controlled | Tail | Staircase, Field(discriminator="mode")]
+"""Which evaluations an update consumes (bounded-staleness asynchronous ES; Hoy et al., 2026)."""

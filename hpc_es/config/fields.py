@@ -1,0 +1,37 @@
+"""What the sections of the configuration are made of."""
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
+
+from hpc_es.config.yaml12 import seconds
+
+
+def _positive(value: float) -> float:
+    if not value > 0:
+        raise ValueError("must be a duration above 0")
+    return value
+
+
+def file_name(value: str) -> str:
+    """A name that is also one of a file."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
+        raise ValueError("must consist of letters, digits, '.', '_' and '-', and begin with a letter or digit")
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(seconds), AfterValidator(_positive)]
+"""Seconds; YAML also takes 90s, 15m, 2h, 24:00:00 (see yaml12.py)."""
+
+
+class Model(BaseModel):
+    """Base: unknown keys are errors, values are frozen and finite."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # an environment's options may hold them
+        protected_namespaces=(),
+    )
