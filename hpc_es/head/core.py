@@ -14,12 +14,12 @@ import msgspec
 
 from hpc_es.config.schema import Config
 from hpc_es.es.records import Commit, EvalId, Member, Result
-from hpc_es.es.staleness import Sync, Verdict
+from hpc_es.es.staleness import Verdict
 from hpc_es.head.crew import Crew, Worker
 from hpc_es.head.events import CheckpointSaved, Event, GroupFailed, GroupUp, Received, StopAsked, Tick, Updated
 from hpc_es.head.instructions import Append, Broadcast, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Entry, Ledger
-from hpc_es.head.planning import Tasks, make_commit, plan, replacement
+from hpc_es.head.planning import Tasks, make_commit, plan, replacement, schedule_of
 from hpc_es.noise.reference import TABLE_CRC32
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
@@ -44,7 +44,7 @@ class Core:
         self.tasks = tasks
         self.collective: Backend = collective
         self.config_digest = config_digest
-        self.schedule = Sync(config.es.population, config.run.num_updates)
+        self.schedule = schedule_of(config)
         self.crew = Crew()
         self.stopping: str | None = None
         self.comes_back = False
@@ -299,7 +299,11 @@ class Core:
     def _cohort(self) -> list[Entry]:
         update = self.ledger.version + 1
         waiting = self.ledger.reported_for(update)
-        return [e for e in waiting if self.schedule.judge(e.assignment, update=update) is Verdict.accept]
+        return [e for e in waiting if self._judge(e, update) is Verdict.accept]
+
+    def _judge(self, entry: Entry, update: int) -> Verdict:
+        assignment = entry.assignment
+        return self.schedule.judge(version=assignment.version, meant_for=assignment.update, update=update)
 
     def _commit(self) -> None:
         update = self.ledger.version + 1

@@ -5,11 +5,12 @@ The core asks here while the run lives; `verify` asks again afterwards and must 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from hpc_es.config.es import Schedule as ScheduleConfig
+from hpc_es.config import es as settings
 from hpc_es.config.schema import Config
-from hpc_es.es import population, schedules, shaping
-from hpc_es.es.records import Assignment, Commit, EvalId, Kind, Member, Result, UpdateMember
+from hpc_es.es import population, schedules, shaping, staleness
+from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Kind, Member, Result, UpdateMember
 from hpc_es.es.staleness import Schedule
 
 
@@ -21,14 +22,30 @@ class Tasks:
     eval: int
 
 
+def schedule_of(config: Config) -> Schedule:
+    """The schedule that a run's configuration asks for."""
+    size, num_updates = config.es.population, config.run.num_updates
+    match config.staleness:
+        case settings.Natural(max_lag=max_lag, overdue=overdue):
+            return staleness.Natural(size, num_updates, max_lag, hold=overdue == "hold")
+        case settings.Controlled(lag=lag, share=share):
+            return staleness.Controlled(size, num_updates, lag, share)
+        case settings.Tail(counts=counts):
+            return staleness.Tail(size, num_updates, counts)
+        case settings.Staircase(steps=steps, isolated=isolated):
+            return staleness.Staircase(size, num_updates, steps, isolated)
+        case settings.Sync():
+            return staleness.Sync(size, num_updates)
+
+
 def plan(config: Config, schedule: Schedule, tasks: Tasks, version: int) -> tuple[Assignment, ...]:
-    """Every evaluation to dispatch at `version`: members in slot order, then batches of the centre."""
-    assignments = []
-    dispatches = schedule.plan(version)
-    if dispatches:
-        batch = population.task_batch(config.run.seed, version, config.es.tasks_per_member, tasks.train)
-        for dispatch in dispatches:
-            assignments.append(assign(config, EvalId(version, dispatch.slot), dispatch.update, "train", batch))
+    """What to dispatch at `version`, whoever is free: members in slot order, the centre on their batch, evaluations."""
+    assignments = [
+        assign_member(config, tasks, version, dispatch.slot, dispatch.update) for dispatch in schedule.plan(version)
+    ]
+    if config.es.baseline == "centre" and (assignments or (schedule.on_demand and version < schedule.num_updates)):
+        batch = _batch(config, tasks, version)
+        assignments.append(assign(config, EvalId(version, CENTRE_SLOT), 0, "centre", batch))
     if eval_is_due(config, version):
         size = config.eval.batch or config.es.tasks_per_member
         for k, first in enumerate(range(0, tasks.eval, size)):
@@ -37,11 +54,16 @@ def plan(config: Config, schedule: Schedule, tasks: Tasks, version: int) -> tupl
     return tuple(assignments)
 
 
+def assign_member(config: Config, tasks: Tasks, version: int, slot: int, update: int) -> Assignment:
+    """A member that is dispatched at `version` for an update, on that version's batch."""
+    return assign(config, EvalId(version, slot), update, "train", _batch(config, tasks, version))
+
+
 def assign(config: Config, eval_id: EvalId, update: int, kind: Kind, tasks: tuple[int, ...]) -> Assignment:
     run_seed = config.run.seed
     if kind == "eval":
         return Assignment(eval_id, update, kind, None, tasks, population.eval_sampling_seed(run_seed))
-    member = member_of(config, eval_id, update)
+    member = member_of(config, eval_id, update) if kind == "train" else None
     return Assignment(eval_id, update, kind, member, tasks, population.sampling_seed(run_seed, eval_id.version))
 
 
@@ -49,6 +71,14 @@ def replacement(config: Config, void: Assignment) -> Assignment:
     """The evaluation that takes the place of a void one: a new seed for a member, the same tasks."""
     old = void.eval_id
     return assign(config, EvalId(old.version, old.slot, old.replacement + 1), void.update, void.kind, void.tasks)
+
+
+def _batch(config: Config, tasks: Tasks, version: int) -> tuple[int, ...]:
+    return _drawn(config.run.seed, version, config.es.tasks_per_member, tasks.train)
+
+
+_drawn = lru_cache(maxsize=64)(population.task_batch)
+"""All members of a version play one batch."""
 
 
 def eval_is_due(config: Config, version: int) -> bool:
@@ -75,6 +105,6 @@ def make_commit(config: Config, update: int, cohort: Sequence[tuple[Member, Resu
     return Commit(version=update, alpha=alpha, members=members, null=not any(coefficients))
 
 
-def scheduled(schedule: ScheduleConfig, update: int, num_updates: int) -> float:
+def scheduled(schedule: settings.Schedule, update: int, num_updates: int) -> float:
     """A schedule's value for an update of a run."""
     return schedules.value(schedule.kind, schedule.start, schedule.end, update=update, num_updates=num_updates)
