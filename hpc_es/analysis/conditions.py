@@ -1,0 +1,270 @@
+"""Tables over several runs: what each condition reached and cost, over its seeds, and paired differences between them.
+
+Invariant: a number over repeated runs never stands without its standard deviation and their count; deviations are
+between runs (ddof 1), and a difference is only taken between runs of equal seed.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hpc_es.analysis.progress import Measure, busy_seconds, head_spans, measure_column, outcome, tokens
+from hpc_es.analysis.runs import Runs, conditions_of, seed
+from hpc_es.analysis.tables import bootstrap_interval
+from hpc_es.errors import ConfigError
+from hpc_es.store import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OUTCOMES = ("start", "peak", "peak_update", "final")
+COSTS = ("evaluations", "discarded", "tokens", "worker_seconds", "wall_clock_s", "busy_share", "useful_share")
+LAGS = ("lag_mean", "lag_max")
+_EXACT_PAIRS = 14
+"""Up to so many pairs all flips of signs are tried: 2^14."""
+
+
+def outcomes(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
+    """One row per run: condition, run, seed, finished, start, peak, peak_update, final, final_update, num_tasks,
+    standard_error (of final, over the tasks)."""
+    import pandas as pd
+
+    rows = [
+        {
+            "condition": condition.label,
+            "run": str(run.attrs["run_id"]),
+            "seed": seed(run),
+            "finished": bool(run.attrs["finished"]),
+            **vars(outcome(run, measure)),
+        }
+        for condition in conditions_of(runs)
+        for run in condition.runs
+    ]
+    return pd.DataFrame(rows, columns=["condition", "run", "seed", "finished", *_OUTCOME_FIELDS])
+
+
+def table(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
+    """The table of the asynchronous-ES paper, one row per condition: start, peak, peak_update and final, each with
+    `_mean` and `_sd` over its runs; `num_runs`, `num_tasks`, and `standard_error` of one run's final over its tasks."""
+    per_run = outcomes(runs, measure)
+    result = _over_runs(per_run, OUTCOMES)
+    groups = per_run.groupby("condition", sort=False)
+    result["num_tasks"] = groups["num_tasks"].max().to_numpy()
+    result["standard_error"] = groups["standard_error"].mean().to_numpy()
+    return result
+
+
+def costs(runs: Runs) -> "pd.DataFrame":
+    """What the conditions cost and how stale they were, one row each, `_mean` and `_sd` over its runs: evaluations
+    that came back, of them discarded; tokens, worker_seconds, wall_clock_s; busy_share, useful_share (of the seconds
+    that workers were connected); lag_mean and lag_max of what was consumed."""
+    import pandas as pd
+
+    rows = [{"condition": condition.label, **_cost(run)} for condition in conditions_of(runs) for run in condition.runs]
+    return _over_runs(pd.DataFrame(rows, columns=["condition", *COSTS, *LAGS]), (*COSTS, *LAGS))
+
+
+def paired(runs: Runs, base: str = "Sync", measure: Measure = "success") -> "pd.DataFrame":
+    """Each condition minus the condition `base`, over runs of equal seed: peak, and final.
+
+    Columns: condition, base, outcome, num_pairs, mean, sd, low, high (95 % percentile bootstrap over pairs, which is
+    too narrow for few of them), num_better, p (two-sided, all flips of signs: 5 pairs cannot go below 0.0625). NaN
+    where pairs are missing. Errors: ConfigError when there is no such condition.
+    """
+    import pandas as pd
+
+    per_run = outcomes(runs, measure)
+    labels = list(dict.fromkeys(per_run["condition"]))
+    if base not in labels:
+        raise ConfigError(f"there is no condition {base!r} to compare with: {', '.join(labels) or 'no runs at all'}")
+    rows = []
+    for label in labels:
+        for what in ("peak", "final"):
+            if label != base:
+                by_seed = per_run.pivot_table(index="seed", columns="condition", values=what)
+                columns = [by_seed.get(name, pd.Series(dtype=float)) for name in (label, base)]
+                pairs = (columns[0] - columns[1]).dropna()
+                rows.append({"condition": label, "base": base, "outcome": what, **_difference(pairs.tolist())})
+    names = ["condition", "base", "outcome", "num_pairs", "mean", "sd", "low", "high", "num_better", "p"]
+    return pd.DataFrame(rows, columns=names)
+
+
+# --- for people --------------------------------------------------------------------------------------------------
+
+
+def markdown(table: "pd.DataFrame", measure: Measure = "success") -> str:
+    """Of `table`, with what its numbers mean below it."""
+    measure_column(measure)
+    digits, scale, unit = _format(measure)
+    names = ("condition", "runs", f"start{unit}", f"peak{unit}", "peak update", f"final{unit}")
+    lines = [_row(names), _row(["---", *["--:"] * 5])]
+    for row in table.to_dict("records"):
+        numbers = [
+            mean_and_sd(row[f"{name}_mean"], row[f"{name}_sd"], factor, places)
+            for name, factor, places in zip(
+                OUTCOMES, (scale, scale, 1, scale), (digits, digits, 0, digits), strict=True
+            )
+        ]
+        lines.append(_row([row["condition"], row["num_runs"], *numbers]))
+    return "\n".join([*lines, "", table_foot(table, measure)])
+
+
+def costs_markdown(table: "pd.DataFrame") -> str:
+    """Of `costs`."""
+    names = (
+        "evaluations",
+        "discarded",
+        "tokens",
+        "GPU-seconds",
+        "wall-clock s",
+        "busy %",
+        "useful %",
+        "lag",
+        "max lag",
+    )
+    scales = (1, 1, 1, 1, 1, 100, 100, 1, 1)
+    digits = (0, 0, 0, 0, 0, 1, 1, 2, 0)
+    lines = [_row(["condition", "runs", *names]), _row(["---", *["--:"] * (len(names) + 1)])]
+    for row in table.to_dict("records"):
+        numbers = [
+            mean_and_sd(row[f"{name}_mean"], row[f"{name}_sd"], scale, places)
+            for name, scale, places in zip((*COSTS, *LAGS), scales, digits, strict=True)
+        ]
+        lines.append(_row([row["condition"], row["num_runs"], *numbers]))
+    foot = (
+        "Mean ± standard deviation between runs. GPU-seconds are seconds that workers spent on evaluations, tokens are "
+        "prompt and generated ones; both without evaluations on held-out tasks. Busy and useful: of the seconds that "
+        "workers were connected, spent on evaluations, and on accepted ones. Lag in versions, counted at the commit."
+    )
+    return "\n".join([*lines, "", foot])
+
+
+def paired_markdown(table: "pd.DataFrame", measure: Measure = "success") -> str:
+    """Of `paired`."""
+    digits, scale, unit = _format(measure, "points")
+    names = ("condition", "minus", "of", "pairs", f"difference{unit}", "95 % interval", "better", "p")
+    lines = [_row(names), _row(["---", "---", "---", *["--:"] * 5])]
+    for row in table.to_dict("records"):
+        known = not math.isnan(row["low"])
+        interval = f"{scale * row['low']:+.{digits}f} to {scale * row['high']:+.{digits}f}" if known else "-"
+        difference = mean_and_sd(row["mean"], row["sd"], scale, digits, sign="+")
+        better, p = f"{row['num_better']} of {row['num_pairs']}", f"{row['p']:.3f}" if known else "-"
+        lines.append(
+            _row([row["condition"], row["base"], row["outcome"], row["num_pairs"], difference, interval, better, p])
+        )
+    foot = (
+        "Differences between runs of equal seed: mean ± standard deviation between pairs. The interval is a 95 % "
+        "percentile bootstrap over pairs, and too narrow when they are few; p is two-sided over all flips of signs "
+        "(with 5 pairs at least 0.0625), not corrected for the number of rows."
+    )
+    return "\n".join([*lines, "", foot])
+
+
+def table_foot(table: "pd.DataFrame", measure: Measure = "success") -> str:
+    """What the numbers of `table` mean, and how sure one of them can be."""
+    digits, scale, _ = _format(measure)
+    text = (
+        f"{'Success rates' if measure == 'success' else 'Mean rewards'} of the unperturbed policy on held-out tasks: "
+        "mean ± standard deviation between runs. Start: theta_0; peak: the highest evaluation, ties to the earliest; "
+        "final: the last update."
+    )
+    known = table[table["num_tasks"] > 0]
+    if known.empty:
+        return text
+    sizes = sorted({int(size) for size in known["num_tasks"]})
+    errors = [scale * float(error) for error in (known["standard_error"].min(), known["standard_error"].max())]
+    spread = " to ".join(dict.fromkeys(f"{error:.{digits}f}" for error in errors))
+    return (
+        f"{text} The standard error of one final evaluation, on {' or '.join(map(str, sizes))} tasks, is {spread}"
+        f"{' points' if measure == 'success' else ''}; a peak is the best of several looks, so it is biased upwards."
+    )
+
+
+def mean_and_sd(mean: float, sd: float, scale: float = 1, digits: int = 2, *, sign: str = "") -> str:
+    """ "72.66 ± 1.20"; without the deviation where there is one run, "-" where there is nothing."""
+    if math.isnan(mean):
+        return "-"
+    text = f"{scale * mean:{sign},.{digits}f}"
+    return text if math.isnan(sd) else f"{text} ± {scale * sd:,.{digits}f}"
+
+
+# --- numbers -----------------------------------------------------------------------------------------------------
+
+_OUTCOME_FIELDS = ("start", "peak", "peak_update", "final", "final_update", "num_tasks", "standard_error")
+
+
+def _over_runs(per_run: "pd.DataFrame", columns: Sequence[str]) -> "pd.DataFrame":
+    """Mean and standard deviation (ddof 1) by condition; a peak update of -1 counts as unknown."""
+    import pandas as pd
+
+    values = per_run[list(columns)].astype(float)
+    if "peak_update" in columns:
+        values["peak_update"] = values["peak_update"].where(values["peak_update"] >= 0)
+    groups = values.groupby(per_run["condition"], sort=False)
+    mean, deviation = groups.mean(), groups.std(ddof=1)
+    parts = {"num_runs": per_run.groupby("condition", sort=False).size()}
+    for column in columns:
+        parts |= {f"{column}_mean": mean[column], f"{column}_sd": deviation[column]}
+    return pd.DataFrame(parts).reset_index(names="condition")
+
+
+def _cost(run: Run) -> dict[str, float]:
+    training = run.evaluations[run.evaluations["kind"] != "eval"]
+    results, workers, updates = training[training["time_received"].notna()], run.workers, run.updates
+    connected = float(workers["seconds_connected"].sum())
+    members = float(updates["num_members"].sum())
+    return {
+        "evaluations": float(len(results)),
+        "discarded": float((results["status"] == "discarded").sum()),
+        "tokens": float(tokens(results).sum()),
+        "worker_seconds": float(busy_seconds(results).sum()),
+        "wall_clock_s": sum(end - start for start, end in head_spans(run)),
+        "busy_share": float(workers["seconds_busy"].sum()) / connected if connected else math.nan,
+        "useful_share": float(workers["seconds_useful"].sum()) / connected if connected else math.nan,
+        "lag_mean": float((updates["lag_mean"] * updates["num_members"]).sum()) / members if members else math.nan,
+        "lag_max": float(updates["lag_max"].max()) if len(updates) else math.nan,
+    }
+
+
+def _difference(values: list[float]) -> dict[str, Any]:
+    import numpy as np
+
+    pairs = np.asarray(values, float)
+    several = len(pairs) > 1
+    low, high = bootstrap_interval(pairs) if several else (math.nan, math.nan)
+    return {
+        "num_pairs": len(pairs),
+        "mean": float(pairs.mean()) if len(pairs) else math.nan,
+        "sd": float(pairs.std(ddof=1)) if several else math.nan,
+        "low": low,
+        "high": high,
+        "num_better": int((pairs > 0).sum()),
+        "p": sign_flip_p(values) if several else math.nan,
+    }
+
+
+def sign_flip_p(values: Sequence[float]) -> float:
+    """Two-sided p of "the sign of each difference is a coin": share of flips whose mean is as far from 0.
+
+    All flips up to 14 values, 2^14 seeded random ones beyond.
+    """
+    import numpy as np
+
+    pairs = np.asarray(values, float)
+    if len(pairs) <= _EXACT_PAIRS:
+        signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(pairs))))
+    else:
+        signs = np.random.default_rng(0).choice((1.0, -1.0), (2**_EXACT_PAIRS, len(pairs)))
+        signs[0] = 1.0
+    means = np.abs(signs @ pairs)
+    return float((means >= np.abs(pairs.sum()) * (1 - 1e-12)).mean())
+
+
+def _format(measure: Measure, unit: str = "%") -> tuple[int, float, str]:
+    """Digits, factor and unit of a measure."""
+    return (2, 100.0, f" {unit}") if measure == "success" else (4, 1.0, "")
+
+
+def _row(cells: Sequence[Any]) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -1,0 +1,150 @@
+"""Which run is which: runs of equal settings are one condition, and every condition has a name that tells it apart.
+
+Invariant: two runs are of one condition exactly when their configurations differ in nothing but run.seed and keys
+that change no bit of a result. Names are those of the asynchronous-ES paper (Hoy et al., 2026): Sync, Async-1,
+Lag-4 50 %, Tail-32, Staircase.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_es.config.load import from_record
+from hpc_es.config.schema import HARMLESS
+from hpc_es.errors import ConfigError
+from hpc_es.store import Run
+
+Runs = Run | Sequence[Run] | Mapping[str, Run | Sequence[Run]]
+"""What tables and figures take: one run, several, or runs by the name of their condition."""
+
+_APART = ("run.seed", *HARMLESS)
+_PLAIN = {"es.subspaces": 1, "es.mirrored": False, "es.shaping": "zscore", "es.baseline": "none"}
+_PLAIN |= {"es.lag_weight.kind": "none", "es.optimiser.kind": "none", "es.control": "none"}
+_WORDS = {
+    "es.subspaces": "CoPES-{}",
+    "es.mirrored": "mirrored",
+    "es.shaping": "{}",
+    "es.baseline": "{} baseline",
+    "es.lag_weight.kind": "{} lag weight",
+    "es.optimiser.kind": "{}",
+    "es.control": "{}",
+}
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Runs that repeat one another but for their seeds."""
+
+    label: str
+    runs: tuple[Run, ...]
+
+
+def conditions_of(runs: Runs) -> list[Condition]:
+    """The conditions of some runs, in the order in which they first come; a mapping names them itself."""
+    if isinstance(runs, Mapping):
+        return [Condition(label, tuple(_sequence(members))) for label, members in runs.items()]
+    groups: dict[str, list[Run]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for run in _sequence(runs):
+        flat = {key: value for key, value in flat_settings(run).items() if not _is_apart(key)}
+        key = json.dumps(flat, sort_keys=True)
+        groups.setdefault(key, []).append(run)
+        settings[key] = flat
+    labels = _distinct({key: condition_label(members[0]) for key, members in groups.items()}, settings)
+    return [Condition(labels[key], tuple(members)) for key, members in groups.items()]
+
+
+def labelled(runs: Runs) -> list[tuple[str, Run]]:
+    """Every run with a name of its own: its condition's, and its seed where the condition has several runs."""
+    named = []
+    for condition in conditions_of(runs):
+        for run in condition.runs:
+            label = condition.label if len(condition.runs) == 1 else f"{condition.label}, seed {seed(run)}"
+            named.append((label, run))
+    counts = {label: [other for other, _ in named].count(label) for label, _ in named}
+    return [(label if counts[label] == 1 else f"{label} ({run.attrs['run_id']})", run) for label, run in named]
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """The configuration with the defaults of today, nested; as recorded where another hpc_es wrote it."""
+    try:
+        return from_record(str(run.attrs["config"])).model_dump(mode="json")
+    except ConfigError:
+        return run.config
+
+
+def flat_settings(run: Run) -> dict[str, Any]:
+    """Dotted key -> value; lists and empty mappings are values."""
+    return dict(_leaves(settings(run), ""))
+
+
+def seed(run: Run) -> int:
+    """run.seed."""
+    return int(run.config.get("run", {}).get("seed", 0))
+
+
+def condition_label(run: Run) -> str:
+    """Staleness first, then whatever the method adds to plain ES: "Lag-4 50 %, CoPES-4"."""
+    flat = flat_settings(run)
+    method = [
+        words.format(str(flat[key]).replace("_", " ").replace("-", " ") if isinstance(flat[key], str) else flat[key])
+        for key, words in _WORDS.items()
+        if flat.get(key, _PLAIN[key]) != _PLAIN[key]
+    ]
+    return ", ".join([staleness_label(settings(run).get("staleness", {})), *method])
+
+
+def staleness_label(staleness: Mapping[str, Any]) -> str:
+    """As the paper names it: Sync, Async-1, Lag-4 50 %, Tail-32, Staircase."""
+    match staleness.get("mode", "sync"):
+        case "natural":
+            return f"Async-{staleness['max_lag']}" + (" hold" if staleness.get("overdue") == "hold" else "")
+        case "controlled":
+            return f"Lag-{staleness['lag']} {100 * staleness['share']:g} %"
+        case "tail":
+            return f"Tail-{max((int(lag) for lag, count in staleness['counts'].items() if count), default=0)}"
+        case "staircase":
+            return "Staircase" + (" isolated" if staleness.get("isolated") else "")
+        case mode:
+            return str(mode).capitalize()
+
+
+# --- telling conditions apart ------------------------------------------------------------------------------------
+
+
+def _distinct(labels: dict[str, str], settings: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """Add to equal labels what differs between their conditions: population x tasks, else key=value."""
+    result = {}
+    for key, label in labels.items():
+        twins = [other for other, same in labels.items() if same == label]
+        names = dict.fromkeys(name for twin in twins for name in settings[twin])
+        differing = [name for name in names if len({json.dumps(settings[twin].get(name)) for twin in twins}) > 1]
+        result[key] = " ".join([label, *_what_differs(differing, settings[key])])
+    return result
+
+
+def _what_differs(names: Sequence[str], flat: Mapping[str, Any]) -> Iterator[str]:
+    size = ("es.population", "es.tasks_per_member")
+    if any(name in size for name in names):
+        yield "x".join(str(flat.get(name, "?")) for name in size)
+    for name in names:
+        if name not in size:
+            value = flat.get(name)
+            yield f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def _is_apart(key: str) -> bool:
+    return any(key == known or key.startswith(known + ".") for known in _APART)
+
+
+def _sequence(runs: Run | Sequence[Run]) -> Sequence[Run]:
+    return [runs] if isinstance(runs, Run) else runs
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, below in value.items():
+            yield from _leaves(below, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value

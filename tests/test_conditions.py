@@ -1,0 +1,142 @@
+"""Tables over runs, against numbers worked out by hand."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from staged_run import Staged, stage, sync, tail
+
+import hpc_es.store
+from hpc_es.analysis import conditions
+from hpc_es.analysis.progress import TRAILING_UPDATES, outcome, progress
+from hpc_es.analysis.runs import condition_label, conditions_of, labelled, staleness_label
+from hpc_es.errors import ConfigError
+
+pytestmark = pytest.mark.filterwarnings("error")
+Run = hpc_es.store.Run
+LAG_2 = {"mode": "controlled", "lag": 2, "share": 0.5}
+
+
+def staged(folder: Path, **changes: object) -> Run:
+    name = f"run{len(list(folder.iterdir()))}"
+    return stage(folder / name, Staged(**{"composition": sync(4), **changes}))  # type: ignore[arg-type]
+
+
+def test_a_tie_for_the_peak_goes_to_the_earliest_and_the_final_is_the_last(tmp_path: Path) -> None:
+    found = outcome(staged(tmp_path, success={0: 1, 2: 5, 4: 2, 6: 5, 8: 3}))
+    assert (found.start, found.peak, found.peak_update) == (1 / 8, 5 / 8, 2)
+    assert (found.final, found.final_update, found.num_tasks) == (3 / 8, 8, 8)
+    assert found.standard_error == pytest.approx(math.sqrt(3 / 8 * 5 / 8 / 8))
+
+
+def test_a_run_without_evaluations_has_no_peak(tmp_path: Path) -> None:
+    run = staged(tmp_path, success={})
+    assert math.isnan(outcome(run).peak)
+    row = conditions.table(run).iloc[0]
+    assert row["num_runs"] == 1
+    assert math.isnan(row["peak_update_mean"])
+    assert "| Sync | 1 | - | - | - | - |" in conditions.markdown(conditions.table(run))
+
+
+def test_costs_are_counted_up_to_each_commit(tmp_path: Path) -> None:
+    run = staged(tmp_path)
+    found = progress(run)
+    assert list(found["evaluations"]) == [4 * update for update in range(9)]  # sync: nothing is in flight at a commit
+    train = run.evaluations[run.evaluations["kind"] == "train"]
+    assert found["tokens"].iloc[-1] == (train["tokens_in"] + train["tokens_out"]).sum()
+    third = train[train["planned_update"] <= 3]
+    seconds = third[["seconds_update", "seconds_perturb", "seconds_rollout"]].to_numpy().sum()
+    assert found["worker_seconds"][3] == pytest.approx(seconds)
+    assert found["wall_clock"][3] * 3600 == pytest.approx(run.updates["time_committed"][2] - 1000)
+    fitness = found["fitness"].to_numpy()
+    assert found["trailing"][8] == pytest.approx(fitness[4:9].mean())
+    assert found["trailing"][2] == pytest.approx(fitness[1:3].mean())
+    assert TRAILING_UPDATES == 5
+
+
+def test_runs_that_differ_only_in_seed_and_name_are_one_condition(tmp_path: Path) -> None:
+    runs = [staged(tmp_path, seed=seed) for seed in (0, 1)] + [
+        staged(tmp_path, staleness=LAG_2, composition=tail({0: 2, 2: 2}))
+    ]
+    found = conditions_of(runs)
+    assert [(condition.label, len(condition.runs)) for condition in found] == [("Sync", 2), ("Lag-2 50 %", 1)]
+    assert [label for label, _ in labelled(runs)] == ["Sync, seed 0", "Sync, seed 1", "Lag-2 50 %"]
+
+
+def test_conditions_of_one_label_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    runs = [
+        staged(tmp_path),
+        staged(tmp_path, population=6, composition=sync(6)),
+        staged(tmp_path, es={"alpha": 1e-3}),
+    ]
+    labels = [condition.label for condition in conditions_of(runs)]
+    assert labels == [
+        "Sync 4x2 es.alpha.start=0.0005",
+        "Sync 6x2 es.alpha.start=0.0005",
+        "Sync 4x2 es.alpha.start=0.001",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("staleness", "label"),
+    [
+        ({"mode": "natural", "max_lag": 1}, "Async-1"),
+        ({"mode": "natural", "max_lag": 1, "overdue": "hold"}, "Async-1 hold"),
+        ({"mode": "controlled", "lag": 4, "share": 0.1875}, "Lag-4 18.75 %"),
+        ({"mode": "tail", "counts": {"0": 8, "32": 1, "64": 1, "128": 0}}, "Tail-64"),
+        ({"mode": "staircase", "isolated": True}, "Staircase isolated"),
+        ({}, "Sync"),
+    ],
+)
+def test_labels_are_those_of_the_paper(staleness: dict[str, object], label: str) -> None:
+    assert staleness_label(staleness) == label
+
+
+def test_a_label_names_what_the_method_adds(tmp_path: Path) -> None:
+    es = {"subspaces": 4, "shaping": "centred_ranks", "optimiser": {"kind": "adam"}, "control": "random-walk"}
+    assert condition_label(staged(tmp_path, es=es)) == "Sync, CoPES-4, centred ranks, adam, random walk"
+
+
+def test_the_table_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
+    runs = [staged(tmp_path, seed=seed, success={0: 1, 8: solved}) for seed, solved in enumerate((2, 4, 6))]
+    table = conditions.table(runs)
+    assert len(table) == 1
+    row = table.iloc[0]
+    assert (row["condition"], row["num_runs"], row["num_tasks"]) == ("Sync", 3, 8)
+    assert row["final_mean"] == pytest.approx(0.5)
+    assert row["final_sd"] == pytest.approx(np.std([0.25, 0.5, 0.75], ddof=1))
+    text = conditions.markdown(table)
+    assert "| Sync | 3 | 12.50 ± 0.00 | 50.00 ± 25.00 | 8 ± 0 | 50.00 ± 25.00 |" in text
+    error = 100 * np.mean([math.sqrt(p * (1 - p) / 8) for p in (0.25, 0.5, 0.75)])
+    assert f"on 8 tasks, is {error:.2f} points" in text
+    costs = conditions.costs(runs)
+    assert costs["evaluations_mean"][0] == 32
+    assert "| Sync | 3 | 32 ± 0 | 0 ± 0 |" in conditions.costs_markdown(costs)
+
+
+def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
+    solved = {"Sync": {0: 2, 1: 4, 2: 3}, "Lag": {0: 3, 1: 6, 7: 8}}
+    runs = {
+        name: [staged(tmp_path, seed=seed, success={8: count}) for seed, count in seeds.items()]
+        for name, seeds in solved.items()
+    }
+    found = conditions.paired(runs).set_index("outcome").loc["final"]
+    assert (found["condition"], found["num_pairs"], found["num_better"]) == ("Lag", 2, 2)
+    assert found["mean"] == pytest.approx((1 / 8 + 2 / 8) / 2)
+    assert (found["low"], found["high"]) == (1 / 8, 2 / 8)
+    assert "+18.75 ± 8.84" in conditions.paired_markdown(conditions.paired(runs))
+
+
+def test_the_smallest_p_of_five_pairs_is_two_in_thirty_two() -> None:
+    assert conditions.sign_flip_p([1, 2, 3, 4, 5]) == 2 / 32
+    assert conditions.sign_flip_p([-1, -2, -3, -4, -5]) == 2 / 32
+    assert conditions.sign_flip_p([1, -1]) == 1
+    assert conditions.sign_flip_p([1.0] * 20) < 1e-3
+
+
+def test_a_base_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no condition 'Async-1' to compare with: Sync"):
+        conditions.paired(staged(tmp_path), base="Async-1")
+    with pytest.raises(ConfigError, match="the measure 'sucess' is unknown: success or fitness"):
+        outcome(staged(tmp_path), "sucess")  # type: ignore[arg-type]
