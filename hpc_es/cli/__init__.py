@@ -338,7 +338,7 @@ def _status_at_rest(paths: RunPaths) -> "Status":
         fitness=ledger.fitness,
         eval_fitness=None if eval_version is None else ledger.eval_fitness[eval_version],
         eval_version=eval_version,
-        cohort_done=len(ledger.reported_for(ledger.version + 1)),
+        cohort_done=min(ledger.num_waiting_for(ledger.version + 1), config.es.population),
         cohort_size=config.es.population,
         seconds_elapsed=0.0,
         seconds_left=None,

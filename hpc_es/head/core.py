@@ -13,20 +13,19 @@ import math
 import msgspec
 
 from hpc_es.config.schema import Config
-from hpc_es.es.records import Commit, EvalId, Member, Result
-from hpc_es.es.staleness import Verdict
+from hpc_es.es.records import Commit, EvalId, Result
+from hpc_es.head.admission import refusal
+from hpc_es.head.cohort import Cohort
 from hpc_es.head.crew import Crew, Worker
 from hpc_es.head.events import CheckpointSaved, Event, GroupFailed, GroupUp, Received, StopAsked, Tick, Updated
 from hpc_es.head.instructions import Append, Broadcast, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Entry, Ledger
-from hpc_es.head.planning import Tasks, make_commit, plan, replacement, schedule_of
-from hpc_es.noise.reference import TABLE_CRC32
+from hpc_es.head.planning import Tasks, replacement
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 from hpc_es.transport.collective import Backend, choose_backend
 from hpc_es.transport.messages import AnyMessage
 
-NOISE_TABLE = f"{TABLE_CRC32:08x}"
 MAX_REBUILDS = 3
 """Digest mismatches of one worker before it is sent away."""
 NULLS_TO_WARN = 5
@@ -41,16 +40,15 @@ class Core:
         """`collective` is the backend that the head itself can offer."""
         self.config = config
         self.ledger = ledger
-        self.tasks = tasks
         self.collective: Backend = collective
         self.config_digest = config_digest
-        self.schedule = schedule_of(config)
+        self.cohort = Cohort(config, ledger, tasks)
         self.crew = Crew()
         self.stopping: str | None = None
         self.comes_back = False
         self.notes: list[str] = []
         self._out: list[Instruction] = []
-        self._now = 0.0
+        self._now = self._began = 0.0
         self._saving = False
         self._exited = False
 
@@ -58,7 +56,7 @@ class Core:
 
     def start(self, now: float) -> list[Instruction]:
         """After the ledger has been restored and the arena stands at its version."""
-        self._now = now
+        self._now = self._began = now
         self._advance()
         return self._take()
 
@@ -81,6 +79,7 @@ class Core:
                 self._end_epoch(epoch, detail)
             case Tick():
                 self._expire()
+                self._give_up_orphans()
             case StopAsked(reason=reason, comes_back=comes_back):
                 self.stopping = self.stopping or reason
                 self.comes_back = comes_back
@@ -123,11 +122,11 @@ class Core:
                     self._end_epoch(epoch, f"{worker}: {detail}")
             case messages.Draining(worker=worker, reason=reason):
                 for drained in self.crew.called(worker):
-                    drained.state = "draining"
+                    self.crew.mark(drained, "draining")
                     self.note("info", f"worker {worker} takes no more work", reason)
             case messages.DrainRequest(who=who):
                 for drained in self.crew.called(who):
-                    drained.state, drained.dismissal = "draining", "drained on request"
+                    self.crew.dismiss(drained, "drained on request")
             case messages.Goodbye(worker=worker, reason=reason):
                 self._lose(worker, reason)
             case messages.StopRequest(reason=reason):
@@ -139,7 +138,7 @@ class Core:
             self._send(sender, messages.Unknown())
 
     def _hello(self, hello: messages.Hello) -> None:
-        reason = self._refusal(hello)
+        reason = refusal(hello, self.config, base_digest=self.ledger.digests[0], config_digest=self.config_digest)
         if reason is not None:
             self.note("error", f"worker {hello.worker} refused", reason)
             self._send(hello.worker, messages.Refused(reason))
@@ -156,36 +155,17 @@ class Core:
             self._send(worker.name, messages.Leave(self.stopping, False))
         if worker.lease is not None and worker.lease != hello.holding:
             self._drop_lease(worker.name, worker.lease, "the worker does not hold it any more")
-        worker.lease = hello.holding
+        self.crew.give(worker, hello.holding)
         entry = self.ledger.entries.get(hello.holding) if hello.holding else None
         if entry is not None and entry.state == "queued":
             self._lease(entry, worker)
-
-    def _refusal(self, hello: messages.Hello) -> str | None:
-        """Why this worker would change bits, if it would."""
-        if hello.protocol != messages.PROTOCOL:
-            return f"it speaks protocol {hello.protocol}, the head {messages.PROTOCOL}: install the same hpc_es"
-        if hello.base_digest != self.ledger.digests[0]:
-            return (
-                f"its base model has digest {hello.base_digest:016x}, the run's {self.ledger.digests[0]:016x}: "
-                f"{self.config.model.path} is not the same checkpoint everywhere"
-            )
-        if self.config.transport.backend == "nccl" and hello.collective != "nccl":
-            return (
-                f"transport.backend=nccl needs CUDA at every worker, and it offers {hello.collective}: use auto or gloo"
-            )
-        ours = {"config": self.config_digest, "noise table": NOISE_TABLE}
-        for key, value in ours.items():
-            if hello.facts.get(key, value) != value:
-                return f"its {key} is {hello.facts[key]}, the head's {value}: both must read the same run folder"
-        return None
 
     def _report(self, report: messages.Report) -> None:
         result, now = report.result, self._now
         entry = self.ledger.entries.get(result.eval_id)
         worker = self.crew.workers.get(report.worker)
         if worker is not None and worker.lease == result.eval_id:
-            worker.lease = None
+            self.crew.give(worker, None)
         self._send(report.worker, messages.Ack(result.eval_id))
         if entry is None or entry.state not in ("queued", "leased"):
             return  # a duplicate, or void: acknowledged so that it is not sent again, never counted
@@ -193,56 +173,69 @@ class Core:
             result = _failed(result, f"fitness {result.fitness} is not a finite number")
         started, finished = now - report.started_age, now - report.finished_age
         self._append(journal.Reported(now, report.worker, result, started, finished, max(entry.attempts, 1)))
-        self.crew.count_result(report.worker, entry.assignment, result)
+        self.crew.count_result(report.worker, result)
         if result.error is not None:
             self._replace(entry, result.error)
             if self.ledger.failures_in_a_row >= self.config.run.max_failures_in_a_row:
                 self._fail(result.error)
-        elif result.eval_id.version in self.ledger.digests:
-            self._check_digests(result.eval_id.version)
+        elif self.ledger.digests.get(result.eval_id.version, result.digest) != result.digest:
+            self._quarantine(entry)
 
     def _check_digests(self, version: int) -> None:
         """Void what was measured around other bits than theta_version, and quarantine who measured it."""
-        right = self.ledger.digests[version]
         for entry in self.ledger.reported_at(version):
             assert entry.result is not None
-            if entry.result.digest == right:
-                continue
-            wrong, name = entry.result.digest, entry.worker or ""
-            self._replace(entry, f"measured around digest {wrong:016x}, theta_{version} has {right:016x}")
-            worker = self.crew.workers.get(name)
-            if worker is None or worker.state == "rebuilding":
-                continue
-            worker.rebuilds += 1
-            self.note("error", f"worker {name} is quarantined", f"digest {wrong:016x} at version {version}")
-            if worker.rebuilds > MAX_REBUILDS:
-                self._send(name, messages.Leave("its parameters differed again and again: suspect its memory", False))
-                self._lose(name, "digests differed again and again")
-            else:
-                worker.state = "rebuilding"
-                self._send(name, messages.Rebuild(version))
+            if entry.result.digest != self.ledger.digests[version]:
+                self._quarantine(entry)
+
+    def _quarantine(self, entry: Entry) -> None:
+        assert entry.result is not None
+        version, wrong, name = entry.assignment.version, entry.result.digest, entry.worker or ""
+        self._replace(
+            entry, f"measured around digest {wrong:016x}, theta_{version} has {self.ledger.digests[version]:016x}"
+        )
+        worker = self.crew.workers.get(name)
+        if worker is None or worker.state == "rebuilding":
+            return
+        worker.rebuilds += 1
+        self.note("error", f"worker {name} is quarantined", f"digest {wrong:016x} at version {version}")
+        if worker.rebuilds > MAX_REBUILDS:
+            self._send(name, messages.Leave("its parameters differed again and again: suspect its memory", False))
+            self._lose(name, "digests differed again and again")
+        else:
+            self.crew.mark(worker, "rebuilding")
+            self._send(name, messages.Rebuild(version))
 
     def _replace(self, entry: Entry, reason: str) -> None:
-        """Void an evaluation and plan its replacement."""
-        eval_id = entry.assignment.eval_id
-        self._append(journal.Voided(self._now, eval_id, reason))
-        self.note("warning", f"evaluation {eval_id} is void", reason)
-        self._append(journal.Planned(self._now, eval_id.version, (replacement(self.config, entry.assignment),)))
+        """Void an evaluation and plan its replacement; on demand, a new member comes instead."""
+        self._void(entry, reason)
+        self.note("warning", f"evaluation {entry.assignment.eval_id} is void", reason)
+        if not self._made_on_demand(entry):
+            again = replacement(self.config, entry.assignment)
+            self._append(journal.Planned(self._now, again.version, (again,)))
+
+    def _void(self, entry: Entry, reason: str) -> None:
+        self._append(journal.Voided(self._now, entry.assignment.eval_id, reason))
+
+    def _made_on_demand(self, entry: Entry) -> bool:
+        return self.cohort.on_demand and entry.assignment.kind == "train"
 
     # --- leases ----------------------------------------------------------------------------------------------
 
     def _lease(self, entry: Entry, worker: Worker) -> None:
         eval_id = entry.assignment.eval_id
         self._append(journal.Leased(self._now, eval_id, worker.name, entry.attempts + 1))
-        worker.lease = eval_id
+        self.crew.give(worker, eval_id)
 
     def _drop_lease(self, worker: str, eval_id: EvalId, reason: str) -> None:
-        member = self.crew.workers.get(worker)
-        if member is not None and member.lease == eval_id:
-            member.lease = None
+        holder = self.crew.workers.get(worker)
+        if holder is not None and holder.lease == eval_id:
+            self.crew.give(holder, None)
         entry = self.ledger.entries.get(eval_id)
         if entry is not None and entry.state == "leased" and entry.worker == worker:
             self._append(journal.Unleased(self._now, eval_id, worker, reason))
+            if self._made_on_demand(entry):
+                self._void(entry, f"lost: {reason}")
 
     def _lose(self, name: str, reason: str) -> None:
         worker = self.crew.leave(name)
@@ -265,6 +258,12 @@ class Core:
                 self._send(worker.name, messages.Leave(reason, False))
                 self._lose(worker.name, reason)
 
+    def _give_up_orphans(self) -> None:
+        """On demand, what an earlier head had leased waits for its holder, and for no one else; but not for ever."""
+        if self.cohort.on_demand and self._now - self._began > self.config.transport.heartbeat_timeout:
+            for entry in self.ledger.queued_members():
+                self._void(entry, "lost: its worker did not come back")
+
     # --- going on --------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
@@ -273,14 +272,13 @@ class Core:
             return
         self._checkpoint()  # before the next commit moves the arena on
         if self.stopping is None:
-            if self._commit_is_due():
+            self._discard_stale()
+            if self.cohort.is_full() and not self.cohort.must_wait():
                 self._commit()
+                self._discard_stale()
             if self.ledger.planned < self.ledger.version:
                 self._plan()
-            for worker in self.crew.idle():
-                entry = self.ledger.next_queued()
-                if entry is None:
-                    break
+            while (worker := self.crew.first_idle()) is not None and (entry := self._next_entry()) is not None:
                 self._lease(entry, worker)
                 self._send(worker.name, messages.Work(entry.assignment))
         for worker in self.crew.going_home():
@@ -288,30 +286,26 @@ class Core:
             self._lose(worker.name, worker.dismissal or "")
         self._exit_if_done()
 
-    def _commit_is_due(self) -> bool:
-        ledger = self.ledger
-        if ledger.version >= self.config.run.num_updates or ledger.version not in ledger.digests:
-            return False
-        if ledger.planned < ledger.version or ledger.num_queued:
-            return False
-        return len(self._cohort()) == self.config.es.population
+    def _next_entry(self) -> Entry | None:
+        """What to hand out next; on demand, a member is planned when a worker is free for it."""
+        entry = self.cohort.next_planned()
+        if entry is None and (assignment := self.cohort.next_member()) is not None:
+            self._append(journal.Planned(self._now, assignment.version, (assignment,)))
+            entry = self.ledger.entries[assignment.eval_id]
+        return entry
 
-    def _cohort(self) -> list[Entry]:
-        update = self.ledger.version + 1
-        waiting = self.ledger.reported_for(update)
-        return [e for e in waiting if self._judge(e, update) is Verdict.accept]
-
-    def _judge(self, entry: Entry, update: int) -> Verdict:
-        assignment = entry.assignment
-        return self.schedule.judge(version=assignment.version, meant_for=assignment.update, update=update)
+    def _discard_stale(self) -> None:
+        for entry in self.cohort.stale():
+            assert entry.result is not None
+            self.crew.count_useless(entry.worker, entry.result)
+            self._append(journal.Discarded(self._now, entry.assignment.eval_id, self.cohort.update))
 
     def _commit(self) -> None:
-        update = self.ledger.version + 1
-        commit = make_commit(self.config, update, [_measured(entry) for entry in self._cohort()])
+        commit = self.cohort.commit()
         self._append(journal.Committed(self._now, commit))
         self._out.append(Update(commit))
         if commit.null:
-            self.note("info", f"update {update} is null", "the fitness of the cohort has no spread")
+            self.note("info", f"update {commit.version} is null", "the fitness of the cohort has no spread")
             if self.ledger.nulls_in_a_row % NULLS_TO_WARN == 0:
                 self.note("warning", f"{self.ledger.nulls_in_a_row} null updates in a row", "raise es.sigma or T")
         self._announce(commit)
@@ -345,8 +339,7 @@ class Core:
             self.note("warning", f"epoch {epoch} of the collective plane ended", detail)
 
     def _plan(self) -> None:
-        version = self.ledger.version
-        self._append(journal.Planned(self._now, version, plan(self.config, self.schedule, self.tasks, version)))
+        self._append(journal.Planned(self._now, self.ledger.version, self.cohort.plan()))
 
     # --- checkpoints and the end -----------------------------------------------------------------------------
 
@@ -383,9 +376,3 @@ class Core:
 
 def _failed(result: Result, error: str) -> Result:
     return msgspec.structs.replace(result, error=error)
-
-
-def _measured(entry: Entry) -> tuple[Member, Result]:
-    assert entry.assignment.member is not None
-    assert entry.result is not None
-    return entry.assignment.member, entry.result

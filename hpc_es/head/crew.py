@@ -6,9 +6,11 @@ Volatile on purpose: a head that restarts meets its workers anew, through their 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hpc_es.es.records import Assignment, EvalId, Result
+from hpc_es.es.records import EvalId, Result
 from hpc_es.transport.collective import Backend
 from hpc_es.transport.messages import Hello
+
+WorkerState = Literal["ready", "draining", "rebuilding"]
 
 
 @dataclass
@@ -21,7 +23,7 @@ class Worker:
     collective: Backend
     joined_at: float
     seen_at: float
-    state: Literal["ready", "draining", "rebuilding"] = "ready"
+    state: WorkerState = "ready"
     dismissal: str | None = None
     """Why it is sent home as soon as it holds nothing."""
     lease: EvalId | None = None
@@ -42,10 +44,15 @@ class Epoch:
 
 @dataclass
 class Crew:
+    """`state`, `lease` and `dismissal` of a worker change through methods here: so who is idle need not be sought."""
+
     workers: dict[str, Worker] = field(default_factory=dict)
     epoch: Epoch | None = None
     num_epochs: int = 0
     num_tokens: int = 0
+    _idle: dict[str, Worker] = field(default_factory=dict)
+    _dismissed: dict[str, Worker] = field(default_factory=dict)
+    _seats: dict[str, dict[str, Worker]] = field(default_factory=dict)
 
     def join(self, hello: Hello, now: float) -> Worker:
         """A new incarnation, or one that introduces itself again."""
@@ -53,12 +60,39 @@ class Crew:
         if worker is None:
             worker = Worker(hello.worker, hello.seat, hello.host, hello.collective, joined_at=now, seen_at=now)
             self.workers[hello.worker] = worker
-        worker.state = "draining" if hello.draining or worker.dismissal else "ready"
+            self._seats.setdefault(hello.seat, {})[hello.worker] = worker
         worker.seen_at = now
+        self.mark(worker, "draining" if hello.draining or worker.dismissal else "ready")
         return worker
 
     def leave(self, name: str) -> Worker | None:
-        return self.workers.pop(name, None)
+        self._idle.pop(name, None)
+        self._dismissed.pop(name, None)
+        worker = self.workers.pop(name, None)
+        if worker is not None:
+            self._seats[worker.seat].pop(name)
+        return worker
+
+    def mark(self, worker: Worker, state: WorkerState) -> None:
+        worker.state = state
+        self._sort(worker)
+
+    def give(self, worker: Worker, lease: EvalId | None) -> None:
+        """What it works on now; None: nothing."""
+        worker.lease = lease
+        self._sort(worker)
+
+    def dismiss(self, worker: Worker, reason: str) -> None:
+        """It gets nothing more, and goes home when it holds nothing."""
+        worker.dismissal = reason
+        self._dismissed[worker.name] = worker
+        self.mark(worker, "draining")
+
+    def _sort(self, worker: Worker) -> None:
+        if worker.state == "ready" and worker.lease is None:
+            self._idle[worker.name] = worker
+        else:
+            self._idle.pop(worker.name, None)
 
     def seen(self, name: str, now: float) -> bool:
         """Note a sign of life; False from someone unknown."""
@@ -67,31 +101,39 @@ class Crew:
         return name in self.workers
 
     def in_seat(self, seat: str) -> list[Worker]:
-        return [worker for worker in self.workers.values() if worker.seat == seat]
+        return list(self._seats.get(seat, {}).values())
 
     def called(self, who: str) -> list[Worker]:
         """By seat or by name."""
-        return [worker for worker in self.workers.values() if who in (worker.seat, worker.name)]
+        by_name = self.workers.get(who)
+        return [by_name] if by_name is not None else self.in_seat(who)
 
     def going_home(self) -> list[Worker]:
         """Dismissed, and holding nothing any more."""
-        return [worker for worker in self.workers.values() if worker.dismissal and worker.lease is None]
+        return [worker for worker in self._dismissed.values() if worker.lease is None]
 
-    def idle(self) -> list[Worker]:
-        return [worker for worker in self.workers.values() if worker.state == "ready" and worker.lease is None]
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def first_idle(self) -> Worker | None:
+        """Who has been idle for longest."""
+        return next(iter(self._idle.values()), None)
 
     def silent_since(self, time: float) -> list[Worker]:
         return [worker for worker in self.workers.values() if worker.seen_at < time]
 
-    def count_result(self, name: str, assignment: Assignment, result: Result) -> None:
+    def count_result(self, name: str, result: Result) -> None:
         self.num_tokens += sum(episode.tokens_in + episode.tokens_out for episode in result.episodes)
-        worker = self.workers.get(name)
-        if worker is None:
-            return
-        seconds = result.seconds_update + result.seconds_perturb + result.seconds_rollout
-        worker.num_results += 1
-        worker.seconds_busy += seconds
-        worker.seconds_useful += seconds if result.error is None else 0.0
+        if (worker := self.workers.get(name)) is not None:
+            worker.num_results += 1
+            worker.seconds_busy += _seconds(result)
+            worker.seconds_useful += _seconds(result) if result.error is None else 0.0
+
+    def count_useless(self, name: str | None, result: Result) -> None:
+        """A good result that will not be used after all."""
+        if (worker := self.workers.get(name or "")) is not None:
+            worker.seconds_useful -= _seconds(result)
 
     # --- the collective plane --------------------------------------------------------------------------------
 
@@ -129,3 +171,7 @@ class Crew:
             return False
         self.epoch = None
         return True
+
+
+def _seconds(result: Result) -> float:
+    return result.seconds_update + result.seconds_perturb + result.seconds_rollout

@@ -1,17 +1,20 @@
 """What is true of a run: a fold over its journal records.
 
 Invariant: the head changes this state only by appending a record and applying it, so a head that restarts and
-reads the same records holds the same state. No clock, no I/O.
+reads the same records holds the same state. No clock, no I/O. Every question costs little, however many evaluations
+there are: counts are kept, not computed.
 """
 
 import heapq
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hpc_es.es.records import Assignment, Commit, EvalId, Result
+from hpc_es.es.records import Assignment, Commit, EvalId, Kind, Result
 from hpc_es.store import records as journal
 
-EntryState = Literal["queued", "leased", "reported", "counted", "void"]
+EntryState = Literal["queued", "leased", "reported", "counted", "void", "discarded"]
 
 
 @dataclass
@@ -40,44 +43,71 @@ class Ledger:
     """The newest checkpoint; the base model is checkpoint 0."""
     planned: int = -1
     """The newest version for which evaluations have been planned."""
+    num_slots: int = 0
+    """Members planned at `planned`, replacements apart."""
     failures_in_a_row: int = 0
     nulls_in_a_row: int = 0
     fitness: float | None = None
     """Mean fitness of the last cohort."""
     eval_fitness: dict[int, float] = field(default_factory=dict)
     """Mean reward on the evaluation tasks, by version, once all batches are in."""
+    centres: dict[int, float] = field(default_factory=dict)
+    """Fitness of the unperturbed centre on the members' batch, by version."""
     finished: bool = False
-    num_queued: int = 0
-    num_leased: int = 0
-    _queue: list[tuple[bool, EvalId]] = field(default_factory=list)
+    live: Counter[int] = field(default_factory=Counter)
+    """Members that are queued or leased, by dispatch version."""
+    waiting: Counter[int] = field(default_factory=Counter)
+    """Members that are reported and not yet counted, by dispatch version."""
+    _queued: Counter[Kind] = field(default_factory=Counter)
+    _queues: dict[Kind, list[EvalId]] = field(default_factory=lambda: {"centre": [], "train": [], "eval": []})
+    """Heaps; what is not queued any more is skipped when it comes up."""
     _reported: dict[int, set[EvalId]] = field(default_factory=dict)
-    """Training results that wait for their update."""
-    _evals: dict[int, set[EvalId]] = field(default_factory=dict)
-    """Unfinished evaluations of the centre, by version."""
+    """Members that wait, by the update that they were planned for."""
+    _centre_ids: dict[int, set[EvalId]] = field(default_factory=dict)
+    """Unfinished evaluations of the centre, by version, on evaluation tasks and on the members' batch."""
 
     # --- questions -----------------------------------------------------------------------------------------
 
-    def next_queued(self) -> Entry | None:
-        """The evaluation to dispatch next: training before evaluation, oldest version first, then by slot."""
-        while self._queue:
-            entry = self.entries[self._queue[0][1]]
-            if entry.state == "queued":
-                return entry
-            heapq.heappop(self._queue)
+    def next_queued(self, kinds: Iterable[Kind]) -> Entry | None:
+        """The evaluation to dispatch next: by kind, in this order; oldest version first, then by slot."""
+        for kind in kinds:
+            queue = self._queues[kind]
+            while queue:
+                entry = self.entries[queue[0]]
+                if entry.state == "queued":
+                    return entry
+                heapq.heappop(queue)
         return None
 
+    def num_queued(self, kinds: Iterable[Kind]) -> int:
+        return sum(self._queued[kind] for kind in kinds)
+
+    def queued_members(self) -> list[Entry]:
+        """Members that nobody holds."""
+        ids = sorted(set(self._queues["train"])) if self._queued["train"] else []
+        return [entry for eval_id in ids if (entry := self.entries[eval_id]).state == "queued"]
+
+    def waiting_for(self, update: int) -> Counter[int]:
+        """Members that wait for `update` or were planned for an earlier one: counts by dispatch version."""
+        early = (eval_id.version for meant_for, ids in self._reported.items() if meant_for > update for eval_id in ids)
+        return self.waiting - Counter(early)
+
+    def num_waiting_for(self, update: int) -> int:
+        return sum(len(ids) for meant_for, ids in self._reported.items() if meant_for <= update)
+
     def reported_for(self, update: int) -> list[Entry]:
-        """Results that wait for `update`, sorted by (dispatch version, slot)."""
-        return [self.entries[eval_id] for eval_id in sorted(self._reported.get(update, ()))]
+        """Members that wait for `update` or were planned for an earlier one, sorted by (dispatch version, slot)."""
+        ids = [eval_id for meant_for, ids in self._reported.items() if meant_for <= update for eval_id in ids]
+        return [self.entries[eval_id] for eval_id in sorted(ids)]
 
     def reported_at(self, version: int) -> list[Entry]:
         """Results measured at `version` that nothing has counted yet."""
-        waiting = set[EvalId]().union(*self._reported.values(), self._evals.get(version, ()))
+        waiting = set[EvalId]().union(*self._reported.values(), self._centre_ids.get(version, ()))
         entries = [self.entries[eval_id] for eval_id in sorted(waiting) if eval_id.version == version]
         return [entry for entry in entries if entry.state == "reported"]
 
     def evals_open(self) -> bool:
-        return any(self._evals.values())
+        return any(self._centre_ids.values())
 
     # --- the fold ------------------------------------------------------------------------------------------
 
@@ -89,7 +119,8 @@ class Ledger:
                 for entry in [entry for entry in self.entries.values() if entry.state == "leased"]:
                     self._release(entry)
             case journal.Planned(version=version, assignments=assignments):
-                self.planned = max(self.planned, version)
+                if version > self.planned:
+                    self.planned, self.num_slots = version, 0
                 for assignment in assignments:
                     self._plan(assignment)
             case journal.Leased(eval_id=eval_id, worker=worker, attempt=attempt, time=time):
@@ -101,12 +132,14 @@ class Ledger:
             case journal.Reported(worker=worker, result=result):
                 self._report(self.entries[result.eval_id], worker, result)
             case journal.Voided(eval_id=eval_id):
-                self._void(self.entries[eval_id])
+                self._drop(self.entries[eval_id], "void")
+            case journal.Discarded(eval_id=eval_id):
+                self._drop(self.entries[eval_id], "discarded")
             case journal.Committed(commit=commit):
                 self._commit(commit)
             case journal.Digested(version=version, digest=digest):
                 self.digests[version] = digest
-                self._finish_eval(version)
+                self._finish_centres(version)
             case journal.Checkpointed(version=version):
                 self.checkpoint = max(self.checkpoint, version)
             case journal.Stopped(finished=finished):
@@ -115,19 +148,39 @@ class Ledger:
     def _plan(self, assignment: Assignment) -> None:
         entry = Entry(assignment)
         self.entries[assignment.eval_id] = entry
-        self.num_queued += 1
+        self._count(entry, +1)
         self._enqueue(entry)
-        if assignment.kind == "eval":
-            self._evals.setdefault(assignment.version, set()).add(assignment.eval_id)
+        if assignment.kind != "train":
+            self._centre_ids.setdefault(assignment.version, set()).add(assignment.eval_id)
+        elif assignment.version == self.planned:
+            self.num_slots = max(self.num_slots, assignment.eval_id.slot + 1)
 
     def _enqueue(self, entry: Entry) -> None:
         assignment = entry.assignment
-        heapq.heappush(self._queue, (assignment.kind == "eval", assignment.eval_id))
+        heapq.heappush(self._queues[assignment.kind], assignment.eval_id)
 
     def _move(self, entry: Entry, state: EntryState) -> None:
-        self.num_queued += (state == "queued") - (entry.state == "queued")
-        self.num_leased += (state == "leased") - (entry.state == "leased")
+        self._count(entry, -1)
         entry.state = state
+        self._count(entry, +1)
+
+    def _count(self, entry: Entry, change: int) -> None:
+        """Keep the counts of entries by state."""
+        kind, version = entry.assignment.kind, entry.assignment.version
+        if entry.state == "queued":
+            self._queued[kind] += change
+        if kind != "train":
+            return
+        if entry.state in ("queued", "leased"):
+            self._change(self.live, version, change)
+        elif entry.state == "reported":
+            self._change(self.waiting, version, change)
+
+    @staticmethod
+    def _change(counts: Counter[int], version: int, change: int) -> None:
+        counts[version] += change
+        if not counts[version]:
+            del counts[version]
 
     def _release(self, entry: Entry) -> None:
         self._move(entry, "queued")
@@ -146,28 +199,47 @@ class Ledger:
         if assignment.kind == "train":
             self._reported.setdefault(assignment.update, set()).add(assignment.eval_id)
         else:
-            self._finish_eval(assignment.version)
+            self._finish_centres(assignment.version)
 
-    def _finish_eval(self, version: int) -> None:
-        """Close an evaluation of theta_version once every batch is in, from the parameters that the head has."""
-        entries = [self.entries[eval_id] for eval_id in sorted(self._evals.get(version, ()))]
-        results = [entry.result for entry in entries if entry.result is not None]
-        if not entries or len(results) < len(entries):
+    def _finish_centres(self, version: int) -> None:
+        """Close what is complete of the centre's evaluations at a version, from the parameters that the head has."""
+        if version not in self.digests:
             return
-        if any(result.digest != self.digests.get(version) for result in results):
-            return
-        rewards = [episode.reward for result in results for episode in result.episodes]
-        self.eval_fitness[version] = sum(rewards) / len(rewards)
-        for entry in entries:
-            self._move(entry, "counted")
-            entry.result = None
-        del self._evals[version]
+        entries = [self.entries[eval_id] for eval_id in sorted(self._centre_ids.get(version, ()))]
+        for kind in ("centre", "eval"):
+            group = [entry for entry in entries if entry.assignment.kind == kind]
+            results = [entry.result for entry in group if entry.result is not None]
+            if not group or len(results) < len(group):
+                continue
+            if any(result.digest != self.digests[version] for result in results):
+                continue
+            rewards = [episode.reward for result in results for episode in result.episodes]
+            known = self.centres if kind == "centre" else self.eval_fitness
+            known[version] = sum(rewards) / len(rewards)
+            for entry in group:
+                self._count_in(entry)
+                self._centre_ids[version].discard(entry.assignment.eval_id)
+        if not self._centre_ids.get(version, True):
+            del self._centre_ids[version]
 
-    def _void(self, entry: Entry) -> None:
-        self._move(entry, "void")
+    def _drop(self, entry: Entry, state: EntryState) -> None:
+        self._move(entry, state)
         entry.result = None
-        self._reported.get(entry.assignment.update, set()).discard(entry.assignment.eval_id)
-        self._evals.get(entry.assignment.version, set()).discard(entry.assignment.eval_id)
+        self._forget(entry)
+        self._centre_ids.get(entry.assignment.version, set()).discard(entry.assignment.eval_id)
+
+    def _forget(self, entry: Entry) -> None:
+        """It waits no more."""
+        update = entry.assignment.update
+        waiting = self._reported.get(update)
+        if waiting is not None:
+            waiting.discard(entry.assignment.eval_id)
+            if not waiting:
+                del self._reported[update]
+
+    def _count_in(self, entry: Entry) -> None:
+        self._move(entry, "counted")
+        entry.result = None
 
     def _commit(self, commit: Commit) -> None:
         self.version = commit.version
@@ -176,6 +248,5 @@ class Ledger:
         self.fitness = sum(member.fitness for member in commit.members) / len(commit.members)
         for member in commit.members:
             entry = self.entries[member.eval_id]
-            self._move(entry, "counted")
-            entry.result = None
-            self._reported[entry.assignment.update].discard(member.eval_id)
+            self._count_in(entry)
+            self._forget(entry)

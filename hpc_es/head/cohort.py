@@ -1,0 +1,93 @@
+"""What the next update consumes, and what may still be dispatched for it: the schedule's rules on the ledger's facts.
+
+Invariant: asks, and changes nothing. Whatever it answers follows from the configuration and the journal, so a head that
+restarts decides alike.
+"""
+
+from hpc_es.config.schema import Config
+from hpc_es.es.records import Assignment, Commit, Kind, Member, Result
+from hpc_es.es.staleness import Verdict
+from hpc_es.head.ledger import Entry, Ledger
+from hpc_es.head.planning import Tasks, assign_member, make_commit, plan, schedule_of
+
+
+class Cohort:
+    """The cohort that turns theta_version into the next theta."""
+
+    def __init__(self, config: Config, ledger: Ledger, tasks: Tasks) -> None:
+        self.config = config
+        self.ledger = ledger
+        self.tasks = tasks
+        self.schedule = schedule_of(config)
+        self.on_demand = self.schedule.on_demand
+        self._planned_kinds: tuple[Kind, ...] = ("centre", "eval") if self.on_demand else ("centre", "train", "eval")
+
+    @property
+    def update(self) -> int:
+        return self.ledger.version + 1
+
+    # --- dispatch ----------------------------------------------------------------------------------------------
+
+    def plan(self) -> tuple[Assignment, ...]:
+        """What is dispatched at this version, whoever is free."""
+        return plan(self.config, self.schedule, self.tasks, self.ledger.version)
+
+    def next_planned(self) -> Entry | None:
+        """What was planned and is to be handed out next."""
+        return self.ledger.next_queued(self._planned_kinds)
+
+    def next_member(self) -> Assignment | None:
+        """The member to be dispatched on demand. None while a full cohort waits for something else than results: it
+        would be stale for no reason."""
+        if not self.on_demand or self.room() == 0 or self.is_full():
+            return None
+        ledger = self.ledger
+        return assign_member(self.config, self.tasks, ledger.version, ledger.num_slots, self.update)
+
+    def room(self) -> int:
+        """How many more members may be dispatched on demand."""
+        return self.schedule.room(self.ledger.version, self.ledger.live + self.ledger.waiting)
+
+    # --- the commit ----------------------------------------------------------------------------------------------
+
+    def is_full(self) -> bool:
+        """Whether the results are there, and the schedule lets them be consumed now."""
+        ledger = self.ledger
+        if self.update > self.schedule.num_updates or ledger.num_waiting_for(self.update) < self.schedule.population:
+            return False
+        return self.schedule.may_commit(self.update, ledger.waiting_for(self.update), ledger.live)
+
+    def must_wait(self) -> bool:
+        """For the digest of this version, for what was planned at it to be leased, or for the centre's fitness."""
+        ledger = self.ledger
+        if ledger.version not in ledger.digests or ledger.planned < ledger.version:
+            return True
+        if ledger.num_queued(self._planned_kinds):
+            return True
+        return self.config.es.baseline == "centre" and any(
+            entry.assignment.version not in ledger.centres for entry in self._oldest()
+        )
+
+    def commit(self) -> Commit:
+        """The update that the full cohort makes: the N oldest results."""
+        return make_commit(self.config, self.update, [_measured(entry) for entry in self._oldest()])
+
+    def stale(self) -> list[Entry]:
+        """Results that have waited too long, or came too late."""
+        oldest = min(self.ledger.waiting, default=self.update)
+        if self.schedule.judge(version=oldest, meant_for=self.update, update=self.update) is not Verdict.stale:
+            return []
+        return [entry for entry in self.ledger.reported_for(self.update) if self._is_stale(entry.assignment)]
+
+    def _is_stale(self, assignment: Assignment) -> bool:
+        verdict = self.schedule.judge(version=assignment.version, meant_for=assignment.update, update=self.update)
+        return verdict is Verdict.stale
+
+    def _oldest(self) -> list[Entry]:
+        return self.ledger.reported_for(self.update)[: self.schedule.population]
+
+
+def _measured(entry: Entry) -> tuple[Member, Result]:
+    assert entry.assignment.member is not None
+    assert entry.result is not None
+    return entry.assignment.member, entry.result
