@@ -4,17 +4,17 @@ Invariant: nothing is believed that can be computed again. Digests come from a t
 coefficients from the recorded fitness, members from the run seed. What does not fit becomes a problem in the report.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_es.config.es import Schedule
 from hpc_es.config.load import from_record
 from hpc_es.config.schema import Config
 from hpc_es.errors import VerifyError
-from hpc_es.es import population, schedules, shaping
-from hpc_es.es.records import Assignment, Commit, EvalId, Result, UpdateMember
-from hpc_es.es.staleness import lag
+from hpc_es.es.records import Assignment, Commit, EvalId, Member, Result, UpdateMember
+from hpc_es.es.staleness import Composed, lag
+from hpc_es.head import planning
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
@@ -69,6 +69,7 @@ class History:
     planned: dict[EvalId, Assignment] = field(default_factory=dict)
     results: dict[EvalId, Result] = field(default_factory=dict)
     void: set[EvalId] = field(default_factory=set)
+    discarded: set[EvalId] = field(default_factory=set)
     commits: list[Commit] = field(default_factory=list)
     digests: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -140,7 +141,8 @@ def check(history: History, arena: Arena, *, say: Say = lambda text: None) -> Ve
             problems.append(f"update {expected} is missing: the journal goes on with {commit.version}")
             return VerifyReport([], len(history.results), len(counted), problems)
         problems += _check_members(history, commit, counted)
-        problems += _check_scalars(history.config, commit)
+        problems += _check_lags(history, commit)
+        problems += _check_scalars(history, commit)
     versions = _rebuild(history, arena, say)
     problems += [
         f"theta_{line.version}: digest {line.digest:016x}, the run recorded {line.recorded:016x}"
@@ -164,6 +166,8 @@ def _sort_in(history: History, record: journal.AnyRecord) -> None:
             history.results[result.eval_id] = result
         case journal.Voided(eval_id=eval_id):
             history.void.add(eval_id)
+        case journal.Discarded(eval_id=eval_id):
+            history.discarded.add(eval_id)
         case journal.Committed(commit=commit):
             history.commits.append(commit)
         case journal.Digested(version=version, digest=digest):
@@ -184,10 +188,10 @@ def _check_members(history: History, commit: Commit, counted: dict[EvalId, int])
         if member.eval_id in counted:
             problems.append(f"{where}: already counted in update {counted[member.eval_id]}")
         counted[member.eval_id] = commit.version
-        if (behind := lag(member.eval_id.version, commit.version)) != 0:
-            problems.append(f"{where}: its lag is {behind}, staleness.mode=sync allows 0")
         if member.eval_id in history.void:
             problems.append(f"{where}: void")
+        if member.eval_id in history.discarded:
+            problems.append(f"{where}: discarded as stale")
         result = history.results.get(member.eval_id)
         if result is None or result.error is not None:
             problems.append(f"{where}: no result was reported")
@@ -208,30 +212,45 @@ def _check_noise(history: History, commit: Commit, member: UpdateMember) -> list
     measured = (planned.seed, planned.sign, planned.sigma, planned.subspace)
     if replayed != (*measured, planned.num_subspaces, planned.partition_seed):
         problems.append("its noise is not that which was evaluated")
-    sigma = _scheduled(config.es.sigma, assignment.update, config)
-    derived = population.member(config.run.seed, member.eval_id, sigma=sigma, mirrored=config.es.mirrored)
-    if measured[:3] != (derived.seed, derived.sign, derived.sigma):
+    derived = planning.member_of(config, member.eval_id, assignment.update)
+    if planned != derived:
         problems.append("its noise does not follow from the run seed and the schedule of sigma")
     return problems
 
 
-def _check_scalars(config: Config, commit: Commit) -> list[str]:
-    """alpha, utilities and coefficients, from the recorded fitness and the configuration."""
-    where, alpha = f"update {commit.version}", _scheduled(config.es.alpha, commit.version, config)
-    problems = [] if commit.alpha == alpha else [f"{where}: alpha is {commit.alpha}, the schedule says {alpha}"]
-    if len(commit.members) != config.es.population:
-        return [*problems, f"{where}: {len(commit.members)} members, es.population is {config.es.population}"]
-    utilities = shaping.utilities(config.es.shaping, [member.fitness for member in commit.members])
-    coefficients = shaping.coefficients(commit.alpha, utilities, [member.sign for member in commit.members])
-    for member, utility, coefficient in zip(commit.members, utilities, coefficients, strict=True):
-        if member.utility != utility:
-            problems.append(f"{where}, evaluation {member.eval_id}: utility {member.utility}, computed {utility}")
-        if member.coefficient != coefficient:
-            problems.append(
-                f"{where}, evaluation {member.eval_id}: coefficient {member.coefficient}, computed {coefficient}"
-            )
-    if commit.null and any(coefficients):
-        problems.append(f"{where}: null, although its cohort has a spread")
+def _check_lags(history: History, commit: Commit) -> list[str]:
+    """The cohort is full, within the bound on lag, and of the composition that the schedule states."""
+    where, schedule = f"update {commit.version}", planning.schedule_of(history.config)
+    if len(commit.members) != schedule.population:
+        return [f"{where}: {len(commit.members)} members, es.population is {schedule.population}"]
+    lags = Counter(lag(member.eval_id.version, commit.version) for member in commit.members)
+    if isinstance(schedule, Composed):
+        stated = schedule.composition(commit.version)
+        return [] if lags == stated else [f"{where}: members by lag {dict(lags)}, the schedule states {stated}"]
+    return [
+        f"{where}: {count} members of lag {behind}, staleness.max_lag is {schedule.max_lag}"
+        for behind, count in sorted(lags.items())
+        if not 0 <= behind <= schedule.max_lag
+    ]
+
+
+def _check_scalars(history: History, commit: Commit) -> list[str]:
+    """alpha, utilities and coefficients, and whatever else an update consists of, from the recorded results."""
+    where, cohort = f"update {commit.version}", list[tuple[Member, Result]]()
+    for member in commit.members:
+        assignment, result = history.planned.get(member.eval_id), history.results.get(member.eval_id)
+        if assignment is None or assignment.member is None or result is None:
+            return []  # already said
+        cohort.append((assignment.member, result))
+    expected = planning.make_commit(history.config, commit.version, cohort)
+    problems = []
+    for got, computed in zip(commit.members, expected.members, strict=True):
+        for name in ("utility", "coefficient"):
+            if (value := getattr(got, name)) != (right := getattr(computed, name)):
+                problems.append(f"{where}, evaluation {got.eval_id}: {name} {value}, computed {right}")
+    for name in commit.__struct_fields__:
+        if name != "members" and (value := getattr(commit, name)) != (right := getattr(expected, name)):
+            problems.append(f"{where}: {name} is {value}, computed {right}")
     return problems
 
 
@@ -259,12 +278,6 @@ def _check_results(history: History, digests: dict[int, int]) -> list[str]:
         and (digest := digests.get(result.eval_id.version)) is not None
         and digest != result.digest
     ]
-
-
-def _scheduled(schedule: Schedule, update: int, config: Config) -> float:
-    return schedules.value(
-        schedule.kind, schedule.start, schedule.end, update=update, num_updates=config.run.num_updates
-    )
 
 
 def _wrong_base(found: int, recorded: int) -> str:

@@ -40,6 +40,10 @@ class Schedule(Protocol):
     def num_updates(self) -> int: ...
 
     @property
+    def max_lag(self) -> int:
+        """The bound."""
+
+    @property
     def on_demand(self) -> bool:
         """Members are dispatched as workers become free, at the newest version, and a lost one is not made again."""
 

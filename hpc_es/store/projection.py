@@ -12,6 +12,7 @@ from typing import Any
 
 from hpc_es.errors import StoreError
 from hpc_es.es.records import Assignment, Commit, EvalId, Result
+from hpc_es.es.staleness import lag
 from hpc_es.store import records as journal
 from hpc_es.store.journal import Warn, read_file
 from hpc_es.store.rows import Changes, Rows
@@ -86,6 +87,8 @@ class Projection:
                 self._report(RUN, record)
             case journal.Voided(eval_id=eval_id, reason=reason):
                 self._void(record.time, eval_id, reason)
+            case journal.Discarded(eval_id=eval_id, update=update):
+                self._discard(eval_id, update)
             case journal.Committed(commit=commit):
                 self._commit(record.time, commit)
             case journal.Digested():
@@ -123,7 +126,6 @@ class Projection:
         for assignment in assignments:
             evaluation = _Evaluation(self._rows.new("evaluations"), assignment.kind)
             self._evaluations[source, assignment.eval_id] = evaluation
-            train = assignment.kind == "train"
             self._rows.set(
                 "evaluations",
                 evaluation.row,
@@ -133,9 +135,9 @@ class Projection:
                 num_tasks=len(assignment.tasks),
                 time_planned=time,
             )
-            if train:
+            if assignment.kind == "train":
                 self._rows.set("evaluations", evaluation.row, planned_update=assignment.update)
-            else:
+            elif assignment.kind == "eval":
                 batches = self._evals.setdefault((source, assignment.version), _Eval())
                 batches.slots[assignment.eval_id.slot] = None
             if (member := assignment.member) is not None:
@@ -158,7 +160,7 @@ class Projection:
     def _report(self, source: str, record: journal.Reported) -> None:
         result = record.result
         evaluation = self._evaluation(source, result.eval_id)
-        if evaluation.status in ("accepted", "void"):
+        if evaluation.status in ("accepted", "void", "discarded"):
             return  # nothing that was settled is counted again
         self._leased.discard(result.eval_id)
         self._set_worker(evaluation, record.worker)
@@ -175,9 +177,10 @@ class Projection:
         )
         self._add_episodes(source, evaluation.kind, result)
         self._workers.count_result(record.worker, record.time, evaluation.seconds, error=result.error is not None)
-        if evaluation.kind == "eval" and result.error is None:
+        if evaluation.kind != "train" and result.error is None:
             self._set_status(evaluation, "accepted")
             self._count_accepted(evaluation, record.time, +1)
+        if evaluation.kind == "eval" and result.error is None:
             rewards = [(episode.reward, episode.success) for episode in result.episodes]
             self._evals[source, result.eval_id.version].slots[result.eval_id.slot] = rewards
             self._write_eval(source, result.eval_id.version, record.time)
@@ -197,9 +200,15 @@ class Projection:
         self._rows.set("evaluations", evaluation.row, error=reason)
         if evaluation.kind == "train":
             self._discarded += 1
-        else:
+        elif evaluation.kind == "eval":
             self._evals[RUN, eval_id.version].slots[eval_id.slot] = None
             self._write_eval(RUN, eval_id.version, time)
+
+    def _discard(self, eval_id: EvalId, update: int) -> None:
+        evaluation = self._evaluation(RUN, eval_id)
+        self._set_status(evaluation, "discarded")
+        self._rows.set("evaluations", evaluation.row, lag=lag(eval_id.version, update))
+        self._discarded += 1
 
     def _write_eval(self, source: str, version: int, time: float) -> None:
         """The row of an evaluated version: when all its batches are in, or one that was in is void."""
@@ -237,12 +246,12 @@ class Projection:
                 "evaluations",
                 evaluation.row,
                 consumed_version=consumed,
-                lag=consumed - member.eval_id.version,
+                lag=lag(member.eval_id.version, commit.version),
                 utility=member.utility,
                 coefficient=member.coefficient,
             )
         fitness = [member.fitness for member in commit.members]
-        lags = [consumed - member.eval_id.version for member in commit.members]
+        lags = [lag(member.eval_id.version, commit.version) for member in commit.members]
         self._updates[commit.version] = self._rows.new(
             "updates",
             version=commit.version,
@@ -254,7 +263,7 @@ class Projection:
             fitness_min=min(fitness, default=math.nan),
             fitness_max=max(fitness, default=math.nan),
             null=commit.null,
-            lag_mean=_mean([float(lag) for lag in lags]),
+            lag_mean=_mean([float(value) for value in lags]),
             lag_max=max(lags, default=0),
             discarded=self._discarded,
             num_subspaces=commit.num_subspaces,

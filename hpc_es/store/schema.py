@@ -61,7 +61,7 @@ def _identity() -> tuple[Column, ...]:
             "kind",
             "choice",
             "",
-            "train: a member for an update; eval: the unperturbed centre on evaluation tasks; centre: on the members' batch",
+            "train: a member for an update; eval: the centre on evaluation tasks; centre: the centre on the members' batch",
             choices=KINDS,
         ),
     )
@@ -123,7 +123,7 @@ UPDATES = (
     Column("null", "bool", "", "no spread in fitness: the version advanced, theta did not"),
     Column("lag_mean", "float64", "versions", "mean lag over the cohort"),
     Column("lag_max", "int64", "versions", "largest lag in the cohort"),
-    Column("discarded", "int64", "evaluations", "training evaluations voided since the update before"),
+    Column("discarded", "int64", "evaluations", "members voided or discarded since the update before"),
     Column("num_subspaces", "int32", "", "1: none"),
     Column("partition_seed", "uint64", "", "seed of the partition into subspaces"),
     Column("update_norm", "float64", "parameter units", "Euclidean norm of theta_u - theta_{u-1}"),
