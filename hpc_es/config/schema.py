@@ -78,7 +78,8 @@ class EvalConfig(Model):
 
 
 class EngineConfig(Model):
-    kind: Literal["vllm", "transformers"] = "vllm"
+    kind: Literal["vllm", "transformers", "lab"] = "vllm"
+    """lab: models of the ES laboratory, too small to be of use, so that schedules can be studied in seconds."""
     max_concurrent: int = Field(64, ge=1)
     """Episodes at once. 1 with temperature 0 and float32 makes generation independent of batch composition."""
     max_model_len: int = Field(2048, ge=16)

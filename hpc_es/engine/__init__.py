@@ -20,6 +20,10 @@ async def start_engine(model: "ModelConfig", engine: "EngineConfig", *, threads:
 
     Errors: EngineError when its package is not installed or it does not start, ModelError for an unusable checkpoint.
     """
+    if engine.kind == "lab":
+        from hpc_es.engine.lab import LabEngine
+
+        return await LabEngine.start(model, engine, threads=threads)
     if find_spec(engine.kind) is None:
         raise EngineError(f"engine.kind={engine.kind} is not installed here; {_REMEDY[engine.kind]}")
     if engine.kind == "vllm":

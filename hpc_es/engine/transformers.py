@@ -20,8 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.base import Completion, Engine, EngineInfo
+from hpc_es.engine.fingerprints import differing, fingerprints, poison
 from hpc_es.engine.gate import Gate, to_the_end
-from hpc_es.engine.probe import differing, fingerprints, poison, prove_noise_reaches
+from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, end_tokens
 from hpc_es.errors import EngineError, ModelError
 from hpc_es.es.records import Commit, Member

@@ -15,7 +15,7 @@ import torch
 from vllm import _custom_ops
 from vllm.model_executor.layers import utils as layer_utils
 
-from hpc_es.engine.probe import differing, fingerprints, poison
+from hpc_es.engine.fingerprints import differing, fingerprints, poison
 from hpc_es.errors import EngineError
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import threads as kernel_threads

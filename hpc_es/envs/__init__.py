@@ -13,6 +13,7 @@ from hpc_es.errors import ConfigError, EnvError
 from hpc_es.es.records import Kind
 
 _BUILT_IN = {
+    "lab": "hpc_es.envs.lab:Lab",
     "sudoku": "hpc_es.envs.sudoku:Sudoku",
 }
 """Modules are imported when an environment is made, not before: some are heavy."""

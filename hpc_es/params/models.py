@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_es.errors import ConfigError, ModelError
+from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 
 MANIFEST = "hpc_es_model.json"
 HUB_TIMEOUT_S = 5.0
@@ -67,7 +68,7 @@ def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
     A complete folder is reused. `say` gets one plain line per step.
     Errors: ConfigError for an unknown name or a `dest` that holds something else, ModelError when no source answers.
     """
-    known = [*MODELS, TINY_LLAMA]
+    known = [*MODELS, TINY_LLAMA, *LAB_MODELS]
     if name not in known:
         close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)
         hint = f"did you mean {close[0]!r}" if close else f"known: {', '.join(known)}"
@@ -81,7 +82,7 @@ def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
     dest.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}.", dir=dest.parent) as scratch:
         folder = Path(scratch, "model")
-        source = _fetch(MODELS[name], folder, say) if name in MODELS else _make_tiny_llama(folder)
+        source = _fetch(MODELS[name], folder, say) if name in MODELS else _make(name, folder)
         _write_manifest(folder, name, source)
         try:
             os.rename(folder, dest)
@@ -92,10 +93,14 @@ def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
     return dest
 
 
-def _make_tiny_llama(folder: Path) -> str:
-    from hpc_es.params.tiny_llama import write_tiny_llama
+def _make(name: str, folder: Path) -> str:
+    """A model that comes from nowhere."""
+    if name in LAB_MODELS:
+        write_lab_model(folder, LAB_MODELS[name])
+    else:
+        from hpc_es.params.tiny_llama import write_tiny_llama
 
-    write_tiny_llama(folder)
+        write_tiny_llama(folder)
     return "random weights"
 
 

@@ -1,0 +1,38 @@
+"""Fingerprints of live torch parameters: the second proof that the engines share, beside the one of probe.py.
+
+The live parameters must have the same fingerprints before and after they are written again from the arena.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+
+_CHUNK = 1 << 22
+
+
+def fingerprint(parameter: torch.Tensor) -> int:
+    """64-bit checksum of a parameter's bits that depends on their order; computed where the parameter lives."""
+    width = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[parameter.element_size()]
+    bits = parameter.detach().contiguous().view(width).flatten()
+    total = 0
+    for start in range(0, bits.numel(), _CHUNK):
+        part = bits[start : start + _CHUNK].to(torch.int64)
+        factor = torch.arange(2 * start + 1, 2 * (start + part.numel()) + 1, 2, device=part.device)
+        total += int((part * factor).sum())
+    return total % 2**64
+
+
+def fingerprints(parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
+    return {name: fingerprint(parameter) for name, parameter in parameters}
+
+
+def differing(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
+    """Names whose fingerprints differ, in order."""
+    return [name for name in before if before[name] != after.get(name)]
+
+
+def poison(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Fill with NaN, so that an element which the next write leaves out shows in its fingerprint."""
+    for _, parameter in parameters:
+        parameter.detach().fill_(math.nan)

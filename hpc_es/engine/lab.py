@@ -1,0 +1,234 @@
+"""The laboratory's engine: a language model small enough that a whole run takes seconds. Needs numpy and no torch.
+
+Arena, noise and updates are the real ones; the live model is that of `hpc_es.params.lab_model`, in numpy. Invariant: a
+request's answer depends on its prompt, its settings, its seed and the member, and on nothing that ran before or beside
+it. Answers are computed in the event loop (some ten microseconds a token), passes over the arena in a thread.
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
+
+from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
+from hpc_es.engine.base import Completion, Engine, EngineInfo
+from hpc_es.engine.gate import Gate, to_the_end
+from hpc_es.engine.probe import prove_noise_reaches
+from hpc_es.engine.requests import answer_room, choice_tokens
+from hpc_es.errors import EngineError, ModelError
+from hpc_es.es.records import Commit, Member
+from hpc_es.noise import Array
+from hpc_es.noise import threads as kernel_threads
+from hpc_es.params import lab_model
+from hpc_es.params.arena import CAST, Arena
+from hpc_es.params.weights import read_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
+
+END = 0
+"""The token that ends an answer: NUL."""
+
+
+class AsciiTokenizer:
+    """One token per character; what is not ASCII becomes a question mark."""
+
+    eos_token_id = END
+    chat_template = None
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return list(text.encode("ascii", "replace"))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return bytes(token for token in tokens if token != END).decode("ascii")
+
+
+class LabEngine(Engine):
+    """See the base class."""
+
+    def __init__(self, live: "_Live", thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig) -> None:
+        self.tokenizer = cast("PreTrainedTokenizerBase", AsciiTokenizer())
+        self._live = live
+        self._thread = thread
+        self._config = model
+        self._engine = engine
+        self._gate = Gate()
+        self._member: Member | None = None
+
+    @classmethod
+    async def start(cls, model: ModelConfig, engine: EngineConfig, *, threads: int) -> "LabEngine":
+        kernel_threads.start(threads)
+        thread = ThreadPoolExecutor(1, "lab-engine")
+        try:
+            live = await asyncio.get_running_loop().run_in_executor(thread, _Live, model)
+            self = cls(live, thread, model, engine)
+            await prove_noise_reaches(self)
+        except BaseException:
+            thread.shutdown(wait=False)
+            raise
+        return self
+
+    @property
+    def info(self) -> EngineInfo:
+        facts = {"engine": "lab", "numpy": np.__version__, "device": "cpu", "dtype": self._config.dtype}
+        return EngineInfo(self._live.arena.base_digest, facts)
+
+    @property
+    def version(self) -> int:
+        return self._live.arena.version
+
+    @property
+    def digest(self) -> int:
+        return self._live.digest
+
+    async def load(self, checkpoint: Path | None) -> None:
+        with self._gate.change("load", writes=False):
+            await self._run(self._live.load, checkpoint)
+
+    async def update(self, commits: Sequence[Commit]) -> None:
+        if not commits:
+            return
+        with self._gate.change("update", writes=False):
+            await self._run(self._live.update, commits)
+
+    async def perturb(self, member: Member | None) -> None:
+        with self._gate.change("perturb", writes=True):
+            await self._run(self._live.write, member)
+            self._member = member
+
+    async def probe(self) -> None:
+        if not self._gate.is_written:
+            await self.perturb(None)
+        with self._gate.change("probe", writes=True):
+            names = await self._run(self._live.differing, self._member)
+        if names:
+            raise EngineError(f"live parameter {names[0]} ({len(names)} such) differs from the arena")
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+    ) -> Completion:
+        room = answer_room(prompt, sampling.max_tokens, self._engine.max_model_len)
+        generator = random.Random(seed)
+        with self._gate.request():
+            if choices is not None:
+                allowed = choice_tokens(self.tokenizer, choices)
+                ids = sorted(allowed)
+                chosen = ids[draw(self._live.logits(prompt)[ids], sampling, generator)]
+                return Completion(allowed[chosen], len(prompt), 1, truncated=False)
+            return await self._answer(list(prompt), room, sampling, generator)
+
+    async def _answer(
+        self, prompt: list[int], room: int, sampling: SamplingConfig, generator: random.Random
+    ) -> Completion:
+        answer, text, ended = list[int](), "", False
+        while not ended and len(answer) < room:
+            await self._breathe()
+            logits = self._live.logits(prompt + answer)
+            if sampling.presence_penalty and answer:
+                logits[list(set(answer))] -= sampling.presence_penalty
+            answer.append(draw(logits, sampling, generator))
+            text, stopped = _until_stop(cast(str, self.tokenizer.decode(answer)), sampling.stop)
+            ended = stopped or answer[-1] == END
+        return Completion(text, len(prompt), len(answer), truncated=not ended)
+
+    async def _breathe(self) -> None:
+        """Between two tokens others have their turn."""
+        await asyncio.sleep(0)
+
+    async def logits(self, prompt: Sequence[int]) -> list[float]:
+        answer_room(prompt, 1, self._engine.max_model_len)
+        with self._gate.request():
+            logits = self._live.logits(prompt).astype(np.float64)
+        return cast(list[float], (logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())).tolist())
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+        del self._live
+
+    async def _run(self, work: Callable[..., T], *args: Any) -> T:
+        return await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, work, *args))
+
+
+class _Live:
+    """Arena and model; written in the engine's thread, with no request in flight."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        _check(config.path)
+        self.arena = Arena.from_pretrained(config.path, config.include, config.exclude)
+        self.digest = self.arena.base_digest
+        self._cast = {name: np.empty(self.arena.shape(name), CAST[config.dtype]) for name in self.arena.names}
+        self.parameters = {name: np.full(self.arena.shape(name), np.nan, np.float32) for name in self.arena.names}
+
+    def load(self, checkpoint: Path | None) -> None:
+        self.arena.reload(checkpoint)
+        self.digest = self.arena.digest()
+
+    def update(self, commits: Sequence[Commit]) -> None:
+        self.digest = self.arena.apply(commits).digest
+
+    def write(self, member: Member | None) -> None:
+        """The member into the live parameters, rounded to model.dtype; they compute in float32."""
+        self.digest = self.arena.perturb_into(self._cast, member)
+        for name, values in self._cast.items():
+            self.parameters[name][...] = _to_float32(values)
+
+    def differing(self, member: Member | None) -> list[str]:
+        """Names of the parameters that differ from the member written again; afterwards none does."""
+        before = {name: values.tobytes() for name, values in self.parameters.items()}
+        self.write(member)
+        return [name for name, values in self.parameters.items() if values.tobytes() != before[name]]
+
+    def logits(self, tokens: Sequence[int]) -> Array:
+        """float32, [VOCABULARY]: of the token after these."""
+        recent = tokens[-lab_model.WINDOW :]
+        places = range(lab_model.WINDOW - len(recent), lab_model.WINDOW)
+        added = self.parameters[lab_model.EMBEDDING][places, recent].sum(axis=0)
+        hidden = np.tanh(added / np.float32(math.sqrt(lab_model.WINDOW)) + self.parameters[lab_model.HIDDEN_BIAS])
+        hidden /= np.float32(math.sqrt(hidden.size))
+        # not by BLAS, whose order of addition depends on its threads
+        read = np.einsum("vh,h->v", self.parameters[lab_model.READOUT], hidden)
+        return cast(Array, read + self.parameters[lab_model.READOUT_BIAS])
+
+
+def draw(logits: Array, sampling: SamplingConfig, generator: random.Random) -> int:
+    """A position in `logits`, in vLLM's order: greedy or temperature, top-k, top-p."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
+    scaled = logits[order].astype(np.float64) / sampling.temperature
+    ends = np.exp(scaled - scaled[0]).cumsum()
+    ends /= ends[-1]
+    kept = int(np.searchsorted(ends, sampling.top_p)) + 1  # the first so many that together reach top_p
+    at = np.searchsorted(ends[:kept], generator.random() * ends[min(kept, ends.size) - 1], side="right")
+    return int(order[min(int(at), ends.size - 1)])
+
+
+def _until_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """The answer up to its first stop string, and whether there was one."""
+    places = [place for place in (text.find(string) for string in stop) if place >= 0]
+    return (text[: min(places)], True) if places else (text, False)
+
+
+def _to_float32(values: Array) -> Array:
+    """Exact; uint16 are the bits of bfloat16."""
+    if values.dtype == np.uint16:
+        return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return values.astype(np.float32, copy=False)
+
+
+def _check(path: str) -> None:
+    """Errors: ModelError when the folder holds another kind of model."""
+    found = read_config(Path(path)).get("model_type")
+    if found != lab_model.MODEL_TYPE:
+        names = ", ".join(lab_model.LAB_MODELS)
+        raise ModelError(
+            f"engine.kind=lab computes models of the laboratory only, and {path} is of type {found}: "
+            f"`hpc-es model get NAME` writes one ({names}); for language models set engine.kind to vllm or transformers"
+        )
