@@ -1,0 +1,323 @@
+"""How much of the fitness is noise, and how long it stays true: the statistics behind `hpc-es probe`.
+
+Invariant: pure functions of scores; intervals are 95 % percentile bootstraps over members with a fixed seed, halves of
+a mirrored pair drawn together, so that the same scores always give the same answer.
+
+The model of one score (a two-way random-effects layout without replication; Searle, Casella & McCulloch, 1992):
+
+    fitness(member i, batch b) = mean + member_i + batch_b + task_noise_ib + sampling_noise_ib
+
+All members of a version share batch and sampling seeds, so batch_b moves everybody alike and cancels in z. What is left
+of z besides the member is noise; with T tasks per score its variance is tau^2 / T. Hence
+
+    reliability  rho(T) = signal / (signal + tau^2 / T)             consistency ICC(C,1) of McGraw & Wong (1996)
+
+    cosine of an update to the one of the same members with noise-free fitness = sqrt(rho(T))
+    cosine of an update to the true gradient ~ sqrt(N * rho(T) / D) while N is far below the D parameters,
+
+where noise vectors count as orthogonal. N * rho(T) is therefore what a budget should make large.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+NUM_RESAMPLES = 2000
+_SEED = 0
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Of the run's T, in the table of trade-offs."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number with its 95 % interval; the interval is NaN where no resample gave a number."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
+@dataclass(frozen=True)
+class Trade:
+    """What T tasks per member would give. Gains are N * rho(T) over that of the run; above 1 is better."""
+
+    num_tasks: int
+    reliability: float
+    cosine: float
+    """Expected, to the update of the same members with noise-free fitness: sqrt(rho(T))."""
+    members: float
+    """N at the same number of episodes per update."""
+    gain: float
+    members_at_equal_seconds: float | None
+    """N at the same worker-seconds per update; None: the run's log has no times."""
+    gain_at_equal_seconds: float | None
+
+
+@dataclass(frozen=True)
+class NoiseFloor:
+    """Variances in (reward)^2 of one score at the run's T; estimates may fall below zero, as unbiased ones do."""
+
+    num_members: int
+    num_repeats: int
+    num_tasks: int
+    signal: Estimate
+    """Between members."""
+    task_noise: Estimate
+    """Member by task batch: the members' order differs from batch to batch."""
+    sampling_noise: Estimate
+    """On one batch, from one sampling seed to the next."""
+    batch: Estimate
+    """Between batches, the same for every member: cancels in z."""
+    reliability: Estimate
+    """Share of the variance of z that is signal, within [0, 1]."""
+    best_num_tasks: float | None
+    """sqrt(overhead per member / seconds per episode * tau^2 / signal), in tasks, at least 1: the T that makes
+    N * rho(T) largest at equal worker-seconds. None: no signal, or no times."""
+    trades: tuple[Trade, ...]
+    """Empty where no signal shows."""
+
+
+def noise_floor(
+    same: Sequence[Sequence[float]],
+    fresh: Sequence[Sequence[float]],
+    *,
+    num_tasks: int,
+    population: int,
+    seeds: Sequence[int],
+    costs: tuple[float, float] | None = None,
+) -> NoiseFloor:
+    """The decomposition of scores [M][k] on one batch with k sampling seeds, and [M][k] on k batches; M, k >= 2.
+
+    `seeds` names each member's noise: members with one seed are resampled together. `costs`: worker-seconds that a
+    member takes before its first episode, and those of an episode.
+    """
+    import numpy as np
+
+    scores = np.stack([np.asarray(same, float), np.asarray(fresh, float)])
+    found, resampled = _components(scores), _resample(scores, seeds)
+    variances = [Estimate(float(value), *_interval(resampled[:, i])) for i, value in enumerate(found)]
+    signal, task_noise, sampling_noise, batch = variances
+    reliability = Estimate(_reliability(found), *_interval(np.array([_reliability(row) for row in resampled])))
+    noise = task_noise.value + sampling_noise.value
+    return NoiseFloor(
+        num_members=scores.shape[1],
+        num_repeats=scores.shape[2],
+        num_tasks=num_tasks,
+        signal=signal,
+        task_noise=task_noise,
+        sampling_noise=sampling_noise,
+        batch=batch,
+        reliability=reliability,
+        best_num_tasks=_best_num_tasks(signal.value, num_tasks * noise, costs),
+        trades=_trades(signal.value, num_tasks * noise, num_tasks, population, costs),
+    )
+
+
+def verdict(floor: NoiseFloor) -> str:
+    """What to do about it, in plain words."""
+    if floor.signal.value <= 0 or floor.signal.low <= 0:
+        return (
+            f"no signal shows above the noise with {floor.num_members} members scored {floor.num_repeats} times: the "
+            "interval of the variance between members reaches zero; score more members, or raise es.sigma"
+        )
+    share = f"{floor.reliability.value:.0%} of the variance of z is signal"
+    if floor.best_num_tasks is None:
+        return f"{share}; at equal episodes more members with fewer tasks each pay more"
+    best, now = floor.best_num_tasks, floor.num_tasks
+    if best > 1.5 * now:
+        return f"{share}; at equal worker-seconds more tasks per member pay, up to about {best:.0f} (now {now})"
+    if best < now / 1.5:
+        return f"{share}; at equal worker-seconds more members pay, with about {best:.0f} tasks each (now {now})"
+    return f"{share}; {now} tasks per member is near the best at equal worker-seconds (about {best:.0f})"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well the fitness of stale members tells what they are worth now. None: a side has no spread."""
+
+    lag: int
+    version: int
+    num_members: int
+    rank_correlation: Estimate | None
+    """Spearman's, ties averaged."""
+    correlation: Estimate | None
+    """Pearson's: the cosine of the stale update to the one that the new scores would make."""
+    share_of_ceiling: float | None
+    """rank_correlation over that of lag 0."""
+    mean_then: float
+    mean_now: float
+    num_logged: int
+
+
+def agreement(
+    then: Sequence[float],
+    now: Sequence[float],
+    *,
+    seeds: Sequence[int],
+    lag: int,
+    version: int,
+    num_logged: int = 0,
+    ceiling: "Agreement | None" = None,
+) -> Agreement:
+    """Of two scores of the same members, [M] each, M >= 3. `ceiling`: the agreement at lag 0."""
+    rank = _estimate(spearman, then, now, seeds)
+    top = ceiling.rank_correlation.value if ceiling and ceiling.rank_correlation else 0.0
+    return Agreement(
+        lag=lag,
+        version=version,
+        num_members=len(then),
+        rank_correlation=rank,
+        correlation=_estimate(pearson, then, now, seeds),
+        share_of_ceiling=rank.value / top if rank and top > 0 else None,
+        mean_then=math.fsum(then) / len(then),
+        mean_now=math.fsum(now) / len(now),
+        num_logged=num_logged,
+    )
+
+
+def spearman(x: "Array", y: "Array") -> float:
+    """Rank correlation, ties averaged; NaN when one side has no spread. Shape [n] each."""
+    return pearson(_ranks(x), _ranks(y))
+
+
+def pearson(x: "Array", y: "Array") -> float:
+    """NaN when one side has no spread. Shape [n] each."""
+    if x.min() == x.max() or y.min() == y.max():
+        return math.nan
+    a, b = x - x.mean(), y - y.mean()
+    return float((a @ b) / math.sqrt((a @ a) * (b @ b)))
+
+
+def _ranks(values: "Array") -> "Array":
+    below = (values[:, None] > values[None, :]).sum(axis=1)
+    equal = (values[:, None] == values[None, :]).sum(axis=1)
+    return below + (equal - 1) / 2
+
+
+# --- variance components ----------------------------------------------------------------------------------------
+
+
+def _components(scores: "Array") -> "Array":
+    """(signal, task noise, sampling noise, batch) from scores [2, M, k]: one batch, then fresh batches."""
+    import numpy as np
+
+    _, _, sampling = _mean_squares(scores[0])
+    members, batches, residual = _mean_squares(scores[1])
+    num_members, repeats = scores.shape[1:]
+    signal = (members - residual) / repeats
+    return np.array([signal, residual - sampling, sampling, (batches - residual) / num_members])
+
+
+def _mean_squares(scores: "Array") -> tuple[float, float, float]:
+    """Of rows, of columns, and of what neither explains; scores [M, k]."""
+    num_rows, num_columns = scores.shape
+    mean = scores.mean()
+    rows, columns = scores.mean(axis=1), scores.mean(axis=0)
+    residual = scores - rows[:, None] - columns[None, :] + mean
+    return (
+        num_columns * float(((rows - mean) ** 2).sum()) / (num_rows - 1),
+        num_rows * float(((columns - mean) ** 2).sum()) / (num_columns - 1),
+        float((residual**2).sum()) / ((num_rows - 1) * (num_columns - 1)),
+    )
+
+
+def _reliability(components: "Array") -> float:
+    """Signal over signal and noise. A negative estimate stands for a variance of zero."""
+    signal, task, sampling = (float(value) for value in components[:3])
+    signal, noise = max(signal, 0.0), max(task + sampling, 0.0)
+    return signal / (signal + noise) if signal + noise > 0 else 0.0
+
+
+def _resample(scores: "Array", seeds: Sequence[int]) -> "Array":
+    """Components of members drawn with replacement, [resamples, 4].
+
+    G groups drawn from G vary by (G - 1) / G of what G drawn anew would, in every mean square over members alike.
+    """
+    import numpy as np
+
+    drawn = list(_draws(seeds))
+    groups = len(set(seeds))
+    components = np.array([_components(scores[:, rows]) for rows in drawn])
+    components[:, :3] *= groups / (groups - 1)
+    return components
+
+
+def _best_num_tasks(signal: float, tau2: float, costs: tuple[float, float] | None) -> float | None:
+    if signal <= 0 or costs is None or costs[1] <= 0:
+        return None
+    overhead, episode = costs
+    return max(1.0, math.sqrt(overhead / episode * max(tau2, 0.0) / signal))
+
+
+def _trades(
+    signal: float, tau2: float, num_tasks: int, population: int, costs: tuple[float, float] | None
+) -> tuple[Trade, ...]:
+    """The table of trade-offs; tau2 is the noise variance of a single task."""
+    if signal <= 0:
+        return ()
+    tau2 = max(tau2, 0.0)
+    now = population * signal / (signal + tau2 / num_tasks)
+    trades = []
+    for tasks in dict.fromkeys(max(1, round(num_tasks * factor)) for factor in FACTORS):
+        reliability = signal / (signal + tau2 / tasks)
+        members, at_seconds = population * num_tasks / tasks, None
+        if costs is not None and costs[0] + costs[1] > 0:
+            overhead, episode = costs
+            at_seconds = population * (overhead + num_tasks * episode) / (overhead + tasks * episode)
+        trades.append(
+            Trade(
+                num_tasks=tasks,
+                reliability=reliability,
+                cosine=math.sqrt(reliability),
+                members=members,
+                gain=members * reliability / now,
+                members_at_equal_seconds=at_seconds,
+                gain_at_equal_seconds=None if at_seconds is None else at_seconds * reliability / now,
+            )
+        )
+    return tuple(trades)
+
+
+# --- intervals --------------------------------------------------------------------------------------------------
+
+
+def _estimate(
+    statistic: "Callable[[Array, Array], float]", then: Sequence[float], now: Sequence[float], seeds: Sequence[int]
+) -> Estimate | None:
+    """None when the statistic of the scores themselves is no number."""
+    import numpy as np
+
+    x, y = np.asarray(then, float), np.asarray(now, float)
+    value = statistic(x, y)
+    if math.isnan(value):
+        return None
+    return Estimate(value, *_interval(np.array([statistic(x[rows], y[rows]) for rows in _draws(seeds)])))
+
+
+def _draws(seeds: Sequence[int]) -> "list[Array]":
+    """Row numbers of resampled members: groups of one seed drawn with replacement, at least two different ones."""
+    import numpy as np
+
+    groups = [np.flatnonzero([seed == other for other in seeds]) for seed in dict.fromkeys(seeds)]
+    generator = np.random.default_rng(_SEED)
+    draws = [generator.integers(0, len(groups), len(groups)) for _ in range(NUM_RESAMPLES)]
+    return [np.concatenate([groups[g] for g in draw]) for draw in draws if len(set(draw.tolist())) > 1]
+
+
+def _interval(values: "Array") -> tuple[float, float]:
+    import numpy as np
+
+    known = values[~np.isnan(values)]
+    if len(known) == 0:
+        return math.nan, math.nan
+    low, high = np.percentile(known, [2.5, 97.5])
+    return float(low), float(high)

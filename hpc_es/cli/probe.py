@@ -1,0 +1,188 @@
+"""`hpc-es probe noise` and `hpc-es probe stale`: new rollouts on a recorded run that say what its fitness is worth.
+
+Invariant: rollouts are dear, so all scores are kept beside what was made of them, as JSON in RUN/report.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpc_es.cli.arguments import Json, RunFolder, run_paths
+from hpc_es.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hpc_es.analysis.probes import Agreement, Estimate, NoiseFloor
+
+Version = Annotated[int | None, typer.Option(help="Default: the last.")]
+Members = Annotated[int, typer.Option(help="How many members to score.")]
+
+
+def add_commands(app: typer.Typer) -> None:
+    probe = typer.Typer(
+        help="What the fitness of a run is worth, by new rollouts.", no_args_is_help=True, rich_markup_mode=None
+    )
+    probe.command()(noise)
+    probe.command()(stale)
+    app.add_typer(probe, name="probe")
+
+
+def noise(
+    run: RunFolder,
+    version: Version = None,
+    members: Members = 8,
+    repeats: Annotated[int, typer.Option(help="Scores per member, on one batch and on fresh ones.")] = 4,
+    json: Json = False,
+) -> None:
+    """How much of z is noise, and whether more tasks or more members would pay."""
+    from hpc_es.analysis.probes import noise_floor, verdict
+    from hpc_es.cli.output import console
+    from hpc_es.launch.probes import noise_scores
+    from hpc_es.launch.solo import Recorded
+
+    out = console(stderr=json)
+    scores = noise_scores(
+        Recorded.read(run_paths(run).root),
+        version=version,
+        members=members,
+        repeats=repeats,
+        say=lambda text: out.print(text, markup=False),
+    )
+    floor = noise_floor(
+        scores.same,
+        scores.fresh,
+        num_tasks=scores.num_tasks,
+        population=scores.population,
+        seeds=scores.seeds,
+        costs=(scores.cost.seconds_per_member, scores.cost.seconds_per_episode) if scores.cost else None,
+    )
+    facts = {"run": str(run), "version": scores.version, "scores": scores, "noise": floor, "verdict": verdict(floor)}
+    kept = _keep(run, f"probe-noise-v{scores.version:08d}.json", facts, json)
+    out.print(_noise_table(floor))
+    if floor.trades:
+        out.print(_trade_table(floor, scores.population))
+    out.print(f"theta_{scores.version}: {verdict(floor)}", markup=False, style="bold")
+    out.print(f"scores: {kept}", markup=False)
+
+
+def stale(
+    run: RunFolder,
+    version: Version = None,
+    lags: Annotated[str | None, typer.Option(help="E.g. 1,4,8; default: those of 1, 4, 8 that the run has.")] = None,
+    members: Members = 8,
+    json: Json = False,
+) -> None:
+    """Whether the order of stale members still holds at a version: rank correlation by lag."""
+    from hpc_es.analysis.probes import agreement
+    from hpc_es.cli.output import console
+    from hpc_es.launch.probes import stale_scores
+    from hpc_es.launch.solo import Recorded
+
+    out = console(stderr=json)
+    scores = stale_scores(
+        Recorded.read(run_paths(run).root),
+        version=version,
+        lags=_numbers(lags),
+        members=members,
+        say=lambda text: out.print(text, markup=False),
+    )
+    found: list[Agreement] = []
+    for lag in scores.lags:
+        found.append(
+            agreement(
+                lag.then,
+                lag.now,
+                seeds=lag.seeds,
+                lag=lag.lag,
+                version=lag.version,
+                num_logged=lag.num_logged,
+                ceiling=found[0] if found else None,
+            )
+        )
+    facts = {"run": str(run), "version": scores.version, "scores": scores, "agreement": found}
+    kept = _keep(run, f"probe-stale-v{scores.version:08d}.json", facts, json)
+    out.print(_stale_table(found, scores.version))
+    out.print(f"scores: {kept}", markup=False)
+
+
+def _numbers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--lags {text} must be whole numbers with commas between them, e.g. 1,4,8") from None
+
+
+def _keep(run: Path, name: str, facts: dict[str, Any], show: bool) -> Path:
+    """Write a probe's scores and what was made of them; on stdout too, if asked for."""
+    import msgspec
+
+    from hpc_es.cli.output import print_json
+
+    path = run_paths(run).report / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+    if show:
+        print_json(facts)
+    return path
+
+
+def _noise_table(floor: "NoiseFloor") -> "Table":
+    table = _table("source of variance", "of one score", "95 % interval", "meaning")
+    rows: list[tuple[str, Estimate, str]] = [
+        ("members (signal)", floor.signal, "what the update is after"),
+        ("member x batch", floor.task_noise, "members rank differently on other tasks"),
+        ("sampling", floor.sampling_noise, "the same member on the same tasks, drawn again"),
+        ("batch", floor.batch, "tasks easier or harder for all: cancels in z"),
+        ("reliability of z", floor.reliability, "signal / (signal + member x batch + sampling)"),
+    ]
+    for title, estimate, meaning in rows:
+        table.add_row(title, f"{estimate.value:.3g}", f"{estimate.low:.3g} to {estimate.high:.3g}", meaning)
+    return table
+
+
+def _trade_table(floor: "NoiseFloor", population: int) -> "Table":
+    """Gains are squared signal-to-noise ratios of the update, against N and T of the run."""
+    table = _table("tasks T", "reliability", "cosine", "N, equal episodes", "gain", "N, equal seconds", "gain")
+    for trade in floor.trades:
+        seconds, gain = trade.members_at_equal_seconds, trade.gain_at_equal_seconds
+        table.add_row(
+            f"{trade.num_tasks}" + (f" (the run's, N {population})" if trade.num_tasks == floor.num_tasks else ""),
+            f"{trade.reliability:.3f}",
+            f"{trade.cosine:.3f}",
+            f"{trade.members:.1f}",
+            f"{trade.gain:.2f}",
+            "-" if seconds is None else f"{seconds:.1f}",
+            "-" if gain is None else f"{gain:.2f}",
+        )
+    table.caption = "cosine: to the update of the same members without noise; gain: N * reliability against the run's"
+    return table
+
+
+def _stale_table(found: "list[Agreement]", version: int) -> "Table":
+    table = _table("lag", "dispatched at", "rank correlation", "of the ceiling", "cosine of z", "then", "now", "logged")
+    for row in found:
+        table.add_row(
+            f"{row.lag}" + (" (ceiling)" if row.lag == 0 else ""),
+            f"theta_{row.version}",
+            "no spread" if row.rank_correlation is None else str(row.rank_correlation),
+            "-" if row.share_of_ceiling is None else f"{row.share_of_ceiling:.0%}",
+            "-" if row.correlation is None else str(row.correlation),
+            f"{row.mean_then:.4f}",
+            f"{row.mean_now:.4f}",
+            f"{row.num_logged} of {row.num_members}",
+        )
+    table.caption = f"the same noise scored around the older version (then) and around theta_{version} (now)"
+    return table
+
+
+def _table(*titles: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2), header_style="dim", caption_justify="left")
+    for title in titles:
+        table.add_column(title)
+    return table

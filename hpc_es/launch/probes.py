@@ -1,0 +1,215 @@
+"""Score members of a run again, with one engine: what their fitness is worth, and what becomes of it as theta moves on.
+
+Invariant: members, task batches and sampling seeds are the run's own wherever the run has them; whatever is scored
+beyond that draws seeds of its own, derived from the run's, so that a probe can be repeated. A probe changes nothing in
+the run. The numbers are judged in analysis/probes.py.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from hpc_es.errors import ConfigError
+from hpc_es.es import population
+from hpc_es.es.records import Assignment
+from hpc_es.head.planning import Tasks, assign_member
+from hpc_es.head.tasks import count_tasks
+from hpc_es.launch.solo import Recorded, Solo
+
+Say = Callable[[str], None]
+DEFAULT_LAGS = (1, 4, 8)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Mean worker-seconds in the run's own log."""
+
+    seconds_per_member: float
+    """Bringing the parameters to the version and perturbing them."""
+    seconds_per_episode: float
+    """Rollout seconds of an evaluation / its episodes."""
+
+
+@dataclass(frozen=True)
+class NoiseScores:
+    """M members scored k times: [M][k] fitness each; the first column of both is the run's own batch and seeds."""
+
+    version: int
+    num_tasks: int
+    """Episodes per score, T."""
+    population: int
+    seeds: tuple[int, ...]
+    """Member seeds; halves of a mirrored pair share one."""
+    same: tuple[tuple[float, ...], ...]
+    """On one task batch, with k sampling seeds."""
+    fresh: tuple[tuple[float, ...], ...]
+    """On k task batches, each with a sampling seed of its own."""
+    cost: Cost | None
+    """None: the run has no results yet."""
+
+
+@dataclass(frozen=True)
+class LagScores:
+    """The members of one version scored where they were dispatched, and again at the version under probe."""
+
+    lag: int
+    version: int
+    """At which they were dispatched."""
+    seeds: tuple[int, ...]
+    then: tuple[float, ...]
+    """Fitness around theta_version: the run's own where it has one."""
+    now: tuple[float, ...]
+    """Fitness of the same noise around theta_{version + lag}, on the same tasks, with another sampling seed."""
+    num_logged: int
+    """How many of `then` the run had logged."""
+
+
+@dataclass(frozen=True)
+class StaleScores:
+    version: int
+    num_tasks: int
+    lags: tuple[LagScores, ...]
+    """Lag 0 first: the same members twice at one version, the ceiling that repeat noise sets."""
+
+
+def noise_scores(
+    recorded: Recorded, *, version: int | None = None, members: int = 8, repeats: int = 4, say: Say = print
+) -> NoiseScores:
+    """Score `members` members of theta_version `repeats` times on one batch and on as many fresh ones.
+
+    Takes members * (2 * repeats - 1) evaluations. Errors: ConfigError for a version or number that does not exist,
+    DigestMismatch, EngineError, EnvError.
+    """
+    version = recorded.version(version)
+    if repeats < 2:
+        raise ConfigError(f"--repeats {repeats} must be at least 2: one score says nothing about its noise")
+    tasks = count_tasks(recorded.config)
+    assignments = members_of(recorded, tasks, version, members)
+    plans = [_repeats(recorded, tasks, assignment, repeats) for assignment in assignments]
+    scores = asyncio.run(_play(recorded, [(version, plan) for plan in plans], say))
+    same = [row[:repeats] for row in scores]
+    fresh = [row[:1] + row[repeats:] for row in scores]
+    return NoiseScores(
+        version=version,
+        num_tasks=recorded.config.es.tasks_per_member,
+        population=recorded.config.es.population,
+        seeds=_seeds(assignments),
+        same=tuple(map(tuple, same)),
+        fresh=tuple(map(tuple, fresh)),
+        cost=logged_cost(recorded),
+    )
+
+
+def stale_scores(
+    recorded: Recorded,
+    *,
+    version: int | None = None,
+    lags: Sequence[int] | None = None,
+    members: int = 8,
+    say: Say = print,
+) -> StaleScores:
+    """Score the members of theta_{version - lag} around theta_version, for each lag and for lag 0.
+
+    lags: default those of 1, 4, 8 that the run has. Takes `members` evaluations per lag, and as many again where the
+    run has no result. Errors: as `noise_scores`.
+    """
+    version = recorded.version(version)
+    wanted = [lag for lag in DEFAULT_LAGS if lag <= version] if lags is None else sorted(set(lags) - {0})
+    for lag in wanted:
+        if not 0 < lag <= version:
+            raise ConfigError(f"--lags {lag}: members that are {lag} versions old at version {version} do not exist")
+    tasks = count_tasks(recorded.config)
+    groups = [(lag, members_of(recorded, tasks, version - lag, members)) for lag in (0, *wanted)]
+    again = [(version, [_again(assignment)]) for _, group in groups for assignment in group]
+    unknown = [a for _, group in groups for a in group if a.eval_id not in recorded.results]
+    anew = [(assignment.version, [assignment]) for assignment in unknown]
+    played = [row[0] for row in asyncio.run(_play(recorded, [*anew, *again], say))]
+    then = {eval_id: result.fitness for eval_id, result in recorded.results.items()}
+    then |= {a.eval_id: fitness for a, fitness in zip(unknown, played[: len(anew)], strict=True)}
+    now = iter(played[len(anew) :])
+    return StaleScores(
+        version=version,
+        num_tasks=recorded.config.es.tasks_per_member,
+        lags=tuple(
+            LagScores(
+                lag=lag,
+                version=version - lag,
+                seeds=_seeds(group),
+                then=tuple(then[a.eval_id] for a in group),
+                now=tuple(next(now) for _ in group),
+                num_logged=sum(a.eval_id in recorded.results for a in group),
+            )
+            for lag, group in groups
+        ),
+    )
+
+
+def members_of(recorded: Recorded, tasks: Tasks, version: int, count: int) -> list[Assignment]:
+    """The first `count` members that the run planned at a version, in slot order, or would have planned there.
+
+    Errors: ConfigError when `count` is below 3 or above the population.
+    """
+    config = recorded.config
+    if not 3 <= count <= config.es.population:
+        raise ConfigError(
+            f"--members {count} must be from 3, below which nothing can be said of a spread, to es.population="
+            f"{config.es.population}"
+        )
+    planned = {eval_id.slot: a for eval_id, a in sorted(recorded.members.items()) if eval_id.version == version}
+    for slot in range(config.es.population):
+        if slot not in planned:
+            planned[slot] = assign_member(config, tasks, version, slot, version + 1)
+    return [planned[slot] for slot in sorted(planned)[:count]]
+
+
+def logged_cost(recorded: Recorded) -> Cost | None:
+    """What evaluations of members cost in the run; None when it has no results."""
+    results = list(recorded.results.values())
+    if not results:
+        return None
+    overhead = sum(result.seconds_update + result.seconds_perturb for result in results) / len(results)
+    episodes = sum(len(recorded.members[result.eval_id].tasks) for result in results)
+    return Cost(overhead, sum(result.seconds_rollout for result in results) / episodes)
+
+
+def _repeats(recorded: Recorded, tasks: Tasks, assignment: Assignment, repeats: int) -> list[Assignment]:
+    """The run's own evaluation; its batch with other sampling seeds; other batches. 2k - 1 in all."""
+    own, version, size = assignment.sampling_seed, assignment.version, len(assignment.tasks)
+    seed = population.derive(recorded.config.run.seed, "probe", version)
+    numbers = range(1, repeats)
+    same = [replace(assignment, sampling_seed=population.derive(own, "probe", n)) for n in numbers]
+    fresh = [
+        replace(
+            assignment,
+            tasks=population.task_batch(seed, n, size, tasks.train),
+            sampling_seed=population.derive(own, "probe batch", n),
+        )
+        for n in numbers
+    ]
+    return [assignment, *same, *fresh]
+
+
+def _again(assignment: Assignment) -> Assignment:
+    """The same member and tasks, with a sampling seed of its own: what is asked is the fitness, not its draw."""
+    return replace(assignment, sampling_seed=population.derive(assignment.sampling_seed, "probe again"))
+
+
+async def _play(recorded: Recorded, work: Sequence[tuple[int, list[Assignment]]], say: Say) -> list[list[float]]:
+    """Fitness of every assignment, in the order given; each list is one member, perturbed once around a version."""
+    fitness: list[list[float]] = [[] for _ in work]
+    total = sum(len(assignments) for _, assignments in work)
+    say(f"{total} evaluations of {len(work[0][1][0].tasks)} episodes each")
+    async with Solo.start(recorded) as solo:
+        for number, place in enumerate(sorted(range(len(work)), key=lambda place: work[place][0]), start=1):
+            version, assignments = work[place]
+            await solo.become(version, assignments[0].member)
+            fitness[place] = [(await solo.play(assignment)).fitness for assignment in assignments]
+            scores = " ".join(f"{score:.4f}" for score in fitness[place])
+            say(f"{number} of {len(work)}: member {assignments[0].eval_id} around theta_{version}: {scores}")
+    return fitness
+
+
+def _seeds(assignments: Sequence[Assignment]) -> tuple[int, ...]:
+    return tuple(a.member.seed for a in assignments if a.member is not None)
