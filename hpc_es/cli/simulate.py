@@ -1,0 +1,155 @@
+"""The command `simulate`: what a run would cost with other numbers of workers and other modes, before it is made."""
+
+import csv
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpc_es.cli.arguments import ConfigFile, Json, Overrides, load_config
+from hpc_es.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hpc_es.analysis.accounts import Simulated
+
+MAX_WORKERS = 100_000
+WIDTH_IN_FILES = 140
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(simulate)
+
+
+def simulate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    durations: Annotated[
+        str,
+        typer.Option(help="A run folder, a run.h5, constant:60, or lognormal:median=60,sigma=0.8 (see the README)."),
+    ] = "lognormal:median=60,sigma=0.8",
+    workers: Annotated[str, typer.Option(help="Numbers, e.g. 8,64,512; default: launch.workers.")] = "",
+    modes: Annotated[
+        str, typer.Option(help="E.g. sync,natural:1,natural:1:hold,controlled:4:0.5,config (its own).")
+    ] = "config",
+    independent: Annotated[
+        bool, typer.Option("--independent", help="Resample single evaluations of a run, not its versions.")
+    ] = False,
+    lifetime: Annotated[str, typer.Option(help="Mean time until a worker is preempted, e.g. 2h.")] = "",
+    requeue: Annotated[str, typer.Option(help="From a preemption to the next launch.")] = "60s",
+    silent: Annotated[bool, typer.Option("--silent", help="Preempted without grace time, so without a word.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the durations.")] = 0,
+    table: Annotated[Path | None, typer.Option("--csv", help="Also write the table here.")] = None,
+    json: Json = False,
+) -> None:
+    """Predict wall-clock, busy share, lags and discards, with the real head under a virtual clock."""
+    from hpc_es.analysis.durations import parse, parse_seconds
+    from hpc_es.analysis.simulate import Preemption, with_mode
+    from hpc_es.analysis.simulate import simulate as simulate_run
+    from hpc_es.cli.output import console, print_json
+
+    settings = load_config(config, overrides)
+    population = settings.es.population
+    lasts = parse(durations, population=population, independent=independent, seed=seed)
+    preemption = None
+    if lifetime:
+        preemption = Preemption(
+            parse_seconds(lifetime, "--lifetime"), parse_seconds(requeue, "--requeue"), silent=silent
+        )
+    conditions = [with_mode(settings, mode) for mode in modes.split(",")]
+    results = [
+        simulate_run(condition, lasts, num_workers=count, preemption=preemption)
+        for count in _counts(workers, settings.launch.workers)
+        for condition in conditions
+    ]
+    rows = [_row(result, results) for result in results]
+    if table is not None:
+        _write_csv(rows, table)
+    if json:
+        print_json({"durations": durations, "seed": seed, "results": rows})
+        return
+    out = console()
+    out.print(_table(rows), width=None if out.is_terminal else WIDTH_IN_FILES)
+    events, seconds = sum(result.num_events for result in results), sum(result.compute_s for result in results)
+    out.print(f"{events:,} events of the head in {seconds:.1f} s", style="dim", markup=False)
+
+
+def _counts(text: str, default: int) -> list[int]:
+    try:
+        counts = [int(count) for count in text.split(",")] if text else [default]
+    except ValueError:
+        counts = [0]
+    if not all(0 < count <= MAX_WORKERS for count in counts):
+        raise ConfigError(f"--workers {text}: must be whole numbers from 1 to {MAX_WORKERS}, e.g. 8,64,512")
+    return counts
+
+
+def _row(result: "Simulated", results: Sequence["Simulated"]) -> dict[str, Any]:
+    """One line of the table. Speed-ups are against sync with as many workers, where that was simulated too."""
+    row = dataclasses.asdict(result)
+    row |= {
+        "seconds_per_update": result.seconds_per_update,
+        "lag_mean": result.lag_mean,
+        "lag_max": result.lag_max,
+        "bound_s": result.bound_s,
+        "speedup": None,
+        "speedup_bound": None,
+    }
+    for other in results:
+        if other.mode == "sync" and other.num_workers == result.num_workers:
+            row["speedup"] = other.wall_clock_s / result.wall_clock_s
+            row["speedup_bound"] = other.wall_clock_s / result.bound_s
+    return row
+
+
+def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    columns = [key for key, value in rows[0].items() if not isinstance(value, dict | tuple)]
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, header_style="dim", padding=(0, 1))
+    columns = {title: [text(row) for row in rows] for title, text in _COLUMNS.items()}
+    for title, texts in columns.items():
+        if any(texts):
+            table.add_column(title, justify="left" if title == "mode" else "right", no_wrap=True)
+    for line in zip(*(texts for texts in columns.values() if any(texts)), strict=True):
+        table.add_row(*line)
+    return table
+
+
+def _share(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: f"{row[key]:.1%}"
+
+
+def _factor(key: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: "" if row[key] is None else f"{row[key]:.2f}"
+
+
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "workers": lambda row: f"{row['num_workers']:,}",
+    "mode": lambda row: row["mode"],
+    "s/update": lambda row: f"{row['seconds_per_update']:,.1f}",
+    "hours": lambda row: f"{row['wall_clock_s'] / 3600:,.3f}",
+    "speed-up": _factor("speedup"),
+    "bound": _factor("speedup_bound"),
+    "busy": _share("busy_share"),
+    "useful": _share("useful_share"),
+    "waiting": _share("waiting_share"),
+    "arena": _share("arena_share"),
+    "lost": lambda row: f"{row['lost_share']:.1%}" if row["num_lost"] else "",
+    "lag": lambda row: f"{row['lag_mean']:.2f}",
+    "max": lambda row: str(row["lag_max"]),
+    "discarded": _share("discarded_share"),
+    "preempted": lambda row: f"{row['num_preemptions']:,}" if row["num_preemptions"] else "",
+}
+"""Title -> text. A column of which every text is empty is not shown."""
