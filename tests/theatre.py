@@ -95,7 +95,7 @@ class Stage:
         ledger = Ledger()
         for record in self.records:
             ledger.apply(record)
-        self.core = Core(self.config, ledger, Tasks(100, 3), config_digest="digest", collective="gloo")
+        self.core = Core(self.config, ledger, Tasks(100, self.config.eval.num_tasks), config_digest="digest", collective="gloo")
         self.perform(self.core.start(self.now))
         if ledger.version not in ledger.digests:
             self.handle(Updated(ledger.version, self.true_digest(ledger.version), 0.0, 0.0))

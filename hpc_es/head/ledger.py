@@ -59,7 +59,9 @@ class Ledger:
     waiting: Counter[int] = field(default_factory=Counter)
     """Members that are reported and not yet counted, by dispatch version."""
     _queued: Counter[Kind] = field(default_factory=Counter)
-    _queues: dict[Kind, list[EvalId]] = field(default_factory=lambda: {"centre": [], "train": [], "eval": []})
+    _queues: dict[Kind, list[EvalId]] = field(
+        default_factory=lambda: {"centre": [], "train": [], "eval": []}, compare=False
+    )
     """Heaps; what is not queued any more is skipped when it comes up."""
     _reported: dict[int, set[EvalId]] = field(default_factory=dict)
     """Members that wait, by the update that they were planned for."""
