@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import inspect
+from functools import cache
 from typing import Any
 
 import pydantic
@@ -50,7 +51,7 @@ def make_for(config: Config, kind: Kind) -> Env:
     """
     laid_over = config.task.train if kind == "train" else config.eval.options
     options = {**config.task.options, **laid_over}
-    if "split" in inspect.signature(_find(config.task.env)).parameters:
+    if any(parameter.name == "split" for parameter in _parameters(_find(config.task.env))):
         options.setdefault("split", kind)
     return make(config.task.env, **options)
 
@@ -71,8 +72,14 @@ def _find(name: str) -> type[Env]:
     return found
 
 
+@cache
+def _parameters(env_class: type[Env]) -> tuple[inspect.Parameter, ...]:
+    """Kept, because an environment is made for every episode and looking takes longer than making a small one."""
+    return tuple(inspect.signature(env_class).parameters.values())
+
+
 def _check_names(name: str, env_class: type[Env], options: dict[str, Any]) -> None:
-    parameters = inspect.signature(env_class).parameters.values()
+    parameters = _parameters(env_class)
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     valid = [p.name for p in parameters]

@@ -50,6 +50,9 @@ class Env(ABC):
 
     num_tasks: int
     """Tasks are 0..num_tasks-1, the same in every process that makes the environment with the same options."""
+    instant: bool = False
+    """Making it, and each of its calls, takes microseconds and waits for nothing: it is run in the worker's event loop,
+    without a thread, which would cost more, and without a time limit."""
 
     @abstractmethod
     def reset(self, task: int) -> Observation:

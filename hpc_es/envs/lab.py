@@ -65,6 +65,7 @@ class Lab(Env):
         if letters**length < 8 * EVAL_SHARE:
             raise ConfigError(f"options length={length} and letters={letters} make only {letters**length} words")
         self.num_tasks = num_tasks
+        self.instant = seconds is None
         self._length, self._letters, self._actions = length, letters, actions
         self._graded, self._split, self._seed, self._seconds = graded, split, seed, seconds
         self._word: str | None = None

@@ -2,7 +2,8 @@
 
 Invariants: a limit of the task is an outcome and is scored; a fault of the machinery (an environment that raises,
 never returns or rewards with NaN) is never reward 0: the episode is played once more, and a second fault makes
-the evaluation void. Each episode advances as soon as its own answer is there; environments run off the event loop.
+the evaluation void. Each episode advances as soon as its own answer is there; environments run off the event loop,
+but for those that say that they are instant.
 """
 
 import asyncio
@@ -40,6 +41,7 @@ class Player:
         self.engine = engine
         self._make_env = make_env
         self._num_stuck = 0
+        self._instant: set[Kind] = set()
         if config.task.chat and not engine.tokenizer.chat_template:
             raise ModelError(
                 f"task.chat is on, but the tokenizer of {config.model.path} has no chat template: set task.chat=false, "
@@ -73,17 +75,27 @@ class Player:
 
     async def _episode(self, assignment: Assignment, position: int, retries: int) -> Episode:
         task = assignment.tasks[position]
-        env = await self._in_env(self._make_env, assignment.kind, what="making the environment")
+        env = await self._make(assignment.kind)
         try:
             return await self._turns(env, task, episode_seeds(assignment, position), retries)
         finally:
-            await self._in_env(env.close, what=f"close after task {task}")
+            await self._in_env(env.close, what=f"close after task {task}", instant=env.instant)
+
+    async def _make(self, kind: Kind) -> Env:
+        """An environment; the first one of its kind says whether the others are made in an instant."""
+        what = "making the environment"
+        env = await self._in_env(self._make_env, kind, what=what, instant=kind in self._instant)
+        if env.instant:
+            self._instant.add(kind)
+        return env
 
     async def _turns(self, env: Env, task: int, seed_of: Callable[[int], int], retries: int) -> Episode:
         began = time.monotonic()
         reward, success, turns, invalid, tokens_in, tokens_out = 0.0, False, 0, 0, 0, 0
         generating = 0.0
-        observation: Observation | None = await self._in_env(env.reset, task, what=f"reset({task})")
+        observation: Observation | None = await self._in_env(
+            env.reset, task, what=f"reset({task})", instant=env.instant
+        )
         in_env = time.monotonic() - began
         ended = "terminated"
         while observation is not None:
@@ -99,7 +111,9 @@ class Player:
                 prompt, self.config.sampling, seed=seed_of(turns), choices=observation.choices
             )
             answered = time.monotonic()
-            step = await self._in_env(env.step, completion.text, what=f"step {turns + 1} of task {task}")
+            step = await self._in_env(
+                env.step, completion.text, what=f"step {turns + 1} of task {task}", instant=env.instant
+            )
             check_step(step, task)
             generating += answered - asked
             in_env += time.monotonic() - answered
@@ -138,20 +152,30 @@ class Player:
             return list(encoded["input_ids"])
         return list(tokenizer.encode("\n".join(message.content for message in observation.messages)))
 
-    async def _in_env(self, call: Callable[..., Value], *args: Any, what: str) -> Value:
-        """Run an environment's code in a thread of its own, for at most task.step_timeout seconds."""
+    async def _in_env(self, call: Callable[..., Value], *args: Any, what: str, instant: bool) -> Value:
+        """Run an environment's code: here when it is instant, else in a thread of its own, for at most
+        task.step_timeout seconds."""
+
+        def named() -> Value:
+            try:
+                return call(*args)
+            except BaseException as error:  # whatever an environment raises is its fault
+                raise EnvError(f"{self.config.task.env}: {what} raised {quote(error)}") from error
+
+        if instant:
+            return named()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Value] = loop.create_future()
 
-        def settle(result: Value | None, error: BaseException | None) -> None:
+        def settle(result: Value | None, error: EnvError | None) -> None:
             if not future.done():
                 future.set_exception(error) if error is not None else future.set_result(result)  # type: ignore[arg-type]
 
         def run() -> None:
             try:
-                outcome: tuple[Value | None, BaseException | None] = (call(*args), None)
-            except BaseException as error:  # whatever an environment raises is its fault, and named so below
-                outcome = (None, EnvError(f"{self.config.task.env}: {what} raised {quote(error)}"))
+                outcome: tuple[Value | None, EnvError | None] = (named(), None)
+            except EnvError as error:
+                outcome = (None, error)
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, *outcome)
 
