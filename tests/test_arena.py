@@ -33,6 +33,7 @@ def commit(version: int, *, num_subspaces: int = 1, null: bool = False) -> Commi
         UpdateMember(
             *(EvalId(version - 1, slot), 2**63 + 100 * version + slot, 1, 1e-3, slot % num_subspaces, 0.0, 0.0),
             0.0 if null else float(np.float32(1e-6 * (slot - 1.3))),
+            99 + version,
         )
         for slot in range(4)
     )

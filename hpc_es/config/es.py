@@ -57,8 +57,8 @@ class OptimiserConfig(Model):
     """Decay of the mean of g (momentum, adam)."""
     beta2: float = Field(0.999, ge=0, lt=1)
     """Decay of the mean of g^2 (adam)."""
-    epsilon: float = Field(1e-8, gt=0)
-    """Added to the root of the mean of g^2 (adam)."""
+    epsilon: float = Field(1e-8, ge=1e-20, le=1)
+    """Added to the root of the mean of g^2 (adam). Bounded, so that it is no zero in float32."""
 
 
 class EsConfig(Model):
@@ -86,10 +86,16 @@ class EsConfig(Model):
     """Episodes T that one evaluation plays; the same tasks for all members of a version."""
 
     @model_validator(mode="after")
-    def _pairs(self) -> "EsConfig":
+    def _equal_shares(self) -> "EsConfig":
         if self.mirrored and self.population % 2:
             raise ValueError(
                 f"es.population={self.population} must be even when es.mirrored is on: members come in +/- pairs"
+            )
+        if self.population % (self.subspaces * (2 if self.mirrored else 1)):
+            whole, each = ("pairs", 2 * self.subspaces) if self.mirrored else ("members", self.subspaces)
+            raise ValueError(
+                f"es.population={self.population} must be a multiple of {each}, so that each of es.subspaces="
+                f"{self.subspaces} gets equally many {whole}"
             )
         return self
 

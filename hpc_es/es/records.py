@@ -112,10 +112,25 @@ class UpdateMember(Struct, frozen=True, array_like=True):
     """Of the partition that its subspace belongs to; unused when the commit has one subspace."""
 
 
+class OptimiserStep(Struct, frozen=True, array_like=True):
+    """Scalars of one step on the ES gradient g, as fp32 values exact in float64 (see es/optimiser.py)."""
+
+    kind: Literal["momentum", "adam"]
+    rate: float
+    """theta += rate * m (momentum), or rate * m / (sqrt(v) + epsilon) (adam)."""
+    decay_m: float
+    gain_m: float
+    """m = decay_m * m + gain_m * g."""
+    decay_v: float = 0.0
+    gain_v: float = 0.0
+    """v = decay_v * v + gain_v * g^2 (adam)."""
+    epsilon: float = 0.0
+
+
 class Commit(Struct, frozen=True):
     """Update `version` turns theta_{version-1} into theta_version. These records are the model.
 
-    Members are sorted by (dispatch version, slot). A null commit has coefficients of zero and leaves theta untouched.
+    Members are sorted by (dispatch version, slot). A null commit leaves theta and the optimiser's state untouched.
     """
 
     version: int
@@ -124,3 +139,6 @@ class Commit(Struct, frozen=True):
     null: bool = False
     num_subspaces: int = 1
     partition_seed: int = 0
+    """Of the partition for this update; stale members may carry that of another (see UpdateMember)."""
+    step: OptimiserStep | None = None
+    """With an optimiser, alpha is in here, and not in the coefficients."""

@@ -43,10 +43,15 @@ def centred_ranks(values: Sequence[float]) -> list[float]:
     return [(b + (t - 1) / 2) / (len(values) - 1) - 0.5 for b, t in zip(below, ties, strict=True)]
 
 
-def coefficients(alpha: float, utilities: Sequence[float], signs: Sequence[int]) -> list[float]:
-    """c_i = fp32(alpha * u_i * (1/N) * sign_i / 4096), the factor of the table value T_i (design, section 4)."""
-    weight = 1.0 / len(utilities)
-    return [fp32(alpha * u * weight * sign / 4096) for u, sign in zip(utilities, signs, strict=True)]
+def coefficients(
+    alpha: float, utilities: Sequence[float], signs: Sequence[int], weights: Sequence[float] | None = None
+) -> list[float]:
+    """c_i = fp32(alpha * u_i * w_i * sign_i / 4096), the factor of the table value T_i (design, section 4).
+
+    `weights`: w_i, default 1/N each. With an optimiser alpha is 1 here, and the sum over c_i * T_i is its gradient.
+    """
+    weights = [1.0 / len(utilities)] * len(utilities) if weights is None else weights
+    return [fp32(alpha * u * w * sign / 4096) for u, w, sign in zip(utilities, weights, signs, strict=True)]
 
 
 def fp32(value: float) -> float:

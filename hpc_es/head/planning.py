@@ -3,14 +3,17 @@
 The core asks here while the run lives; `verify` asks again afterwards and must get the same answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from msgspec import structs
+
 from hpc_es.config import es as settings
 from hpc_es.config.schema import Config
-from hpc_es.es import population, schedules, shaping, staleness
-from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Kind, Member, Result, UpdateMember
+from hpc_es.errors import VerifyError
+from hpc_es.es import optimiser, population, remedies, schedules, shaping, staleness, subspaces
+from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Kind, Member, OptimiserStep, Result, UpdateMember
 from hpc_es.es.staleness import Schedule
 
 
@@ -88,21 +91,83 @@ def eval_is_due(config: Config, version: int) -> bool:
 
 
 def member_of(config: Config, eval_id: EvalId, update: int) -> Member:
-    """The member that the run's configuration puts into this slot."""
-    sigma = scheduled(config.es.sigma, update, config.run.num_updates)
-    return population.member(config.run.seed, eval_id, sigma=sigma, mirrored=config.es.mirrored)
-
-
-def make_commit(config: Config, update: int, cohort: Sequence[tuple[Member, Result]]) -> Commit:
-    """The update that a full cohort makes. `cohort` is sorted by (dispatch version, slot)."""
-    utilities = shaping.utilities(config.es.shaping, [result.fitness for _, result in cohort])
-    alpha = scheduled(config.es.alpha, update, config.run.num_updates)
-    coefficients = shaping.coefficients(alpha, utilities, [member.sign for member, _ in cohort])
-    members = tuple(
-        UpdateMember(r.eval_id, m.seed, m.sign, m.sigma, m.subspace, r.fitness, utility, coefficient)
-        for (m, r), utility, coefficient in zip(cohort, utilities, coefficients, strict=True)
+    """The member that the run's configuration puts into this slot, planned for `update`."""
+    es, run_seed, num_subspaces = config.es, config.run.seed, config.es.subspaces
+    sigma = subspaces.scaled(scheduled(es.sigma, update, config.run.num_updates), num_subspaces)
+    return structs.replace(
+        population.member(run_seed, eval_id, sigma=sigma, mirrored=es.mirrored),
+        subspace=subspaces.subspace(eval_id.slot, num_subspaces, mirrored=es.mirrored),
+        num_subspaces=num_subspaces,
+        partition_seed=subspaces.partition_seed(run_seed, update, num_subspaces),
     )
-    return Commit(version=update, alpha=alpha, members=members, null=not any(coefficients))
+
+
+def make_commit(
+    config: Config, update: int, cohort: Sequence[tuple[Member, Result]], centres: Mapping[int, float] | None = None
+) -> Commit:
+    """The update that a full cohort makes. `cohort` is sorted by (dispatch version, slot).
+
+    c_i = fp32(alpha * u_i * w_i * sign_i / 4096), u_i the shaped score and w_i = 1/N_k times the weight of its lag;
+    with an optimiser alpha is in `step` instead. `centres`: version -> fitness of the unperturbed centre on its batch,
+    for es.baseline=centre. A member planned with sigma 0 says nothing about its noise and weighs 0. An update whose
+    coefficients are all zero, or whose alpha is, is null.
+    Errors: VerifyError when a centre is missing.
+    """
+    es, members = config.es, [member for member, _ in cohort]
+    alpha = scheduled(es.alpha, update, config.run.num_updates)
+    step = _step(config, alpha, update)
+    utilities = shaping.utilities(es.shaping, _scores(config, update, cohort, centres or {}))
+    coefficients = shaping.coefficients(
+        1.0 if step else alpha, utilities, [member.sign for member in members], _weights(config, update, cohort)
+    )
+    return Commit(
+        version=update,
+        alpha=alpha,
+        members=tuple(
+            UpdateMember(r.eval_id, m.seed, m.sign, m.sigma, m.subspace, r.fitness, utility, c, m.partition_seed)
+            for (m, r), utility, c in zip(cohort, utilities, coefficients, strict=True)
+        ),
+        null=alpha == 0 or not any(coefficients),
+        num_subspaces=es.subspaces,
+        partition_seed=subspaces.partition_seed(config.run.seed, update, es.subspaces),
+        step=step,
+    )
+
+
+def _weights(config: Config, update: int, cohort: Sequence[tuple[Member, Result]]) -> list[float]:
+    """w_i: the member's share of its subspace, times the weight of its lag."""
+    by_lag = config.es.lag_weight
+    shares = subspaces.weights([member.subspace for member, _ in cohort])
+    lags = [staleness.lag(result.eval_id.version, update) for _, result in cohort]
+    return [
+        share * remedies.lag_weight(by_lag.kind, lag, by_lag.rate) if member.sigma else 0.0
+        for share, lag, (member, _) in zip(shares, lags, cohort, strict=True)
+    ]
+
+
+def _scores(
+    config: Config, update: int, cohort: Sequence[tuple[Member, Result]], centres: Mapping[int, float]
+) -> list[float]:
+    """What is shaped: fitness less its baseline; random numbers in a run that walks at random."""
+    fitness = [result.fitness for _, result in cohort]
+    versions = [result.eval_id.version for _, result in cohort]
+    if config.es.control == "random-walk":
+        return [remedies.meaningless(config.run.seed, result.eval_id) for _, result in cohort]
+    if config.es.baseline == "batch":
+        return remedies.without_batch_means(fitness, versions)
+    if config.es.baseline == "centre":
+        if missing := sorted(set(versions) - centres.keys()):
+            raise VerifyError(
+                f"update {update} needs the fitness of the centre at versions {missing}: none is recorded"
+            )
+        return remedies.without_centres(fitness, versions, centres)
+    return fitness
+
+
+def _step(config: Config, alpha: float, update: int) -> OptimiserStep | None:
+    chosen = config.es.optimiser
+    scalars = {"beta1": chosen.beta1, "beta2": chosen.beta2, "epsilon": chosen.epsilon}
+    return optimiser.step(chosen.kind, alpha=alpha, update=update, **scalars)
 
 
 def scheduled(schedule: settings.Schedule, update: int, num_updates: int) -> float:

@@ -4,12 +4,13 @@ Invariant: whichever implementation runs, the bits are those of reference.py. nu
 so that a login node can import this package without it.
 """
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Protocol, cast
 
 from hpc_es.errors import ConfigError
 from hpc_es.noise import reference
-from hpc_es.noise.reference import BLOCK, MAX_SUBSPACES, Array, Perturbation, Trace, Update, tensor_id
+from hpc_es.noise.reference import BLOCK, MAX_SUBSPACES, Array, Perturbation, State, Step, Trace, Update, tensor_id
 
 __all__ = [
     "Array",
@@ -17,6 +18,8 @@ __all__ = [
     "Kernels",
     "MAX_SUBSPACES",
     "Perturbation",
+    "State",
+    "Step",
     "Trace",
     "Update",
     "kernels",
@@ -32,7 +35,9 @@ class Kernels(Protocol):
 
     def perturb(self, theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0) -> int: ...
 
-    def update(self, theta: Array, ident: int, updates: "list[Update]", *, start: int = 0) -> Trace: ...
+    def update(
+        self, theta: Array, ident: int, updates: list[Update], *, start: int = 0, state: Sequence[State] = ()
+    ) -> Trace: ...
 
     def digest(self, theta: Array, ident: int, *, start: int = 0) -> int: ...
 

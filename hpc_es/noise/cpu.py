@@ -7,9 +7,7 @@ Work goes tile by tile, so that every intermediate stays in the cache. Within a 
 arrays of counters, which LLVM turns into vector instructions; only the table look-up is scalar.
 """
 
-import logging
-import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numba
 import numpy as np
@@ -18,6 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from hpc_es.noise.compiling import compiled, vector
 from hpc_es.noise.reference import (
     BLOCK,
     DIGEST_INDEX,
@@ -26,12 +25,12 @@ from hpc_es.noise.reference import (
     PARTITION_DOMAIN,
     Array,
     Perturbation,
+    State,
+    Step,
     Trace,
     Update,
     table,
 )
-
-log = logging.getLogger(__name__)
 
 TILE = 128
 """Blocks per tile."""
@@ -42,26 +41,7 @@ _HALF, _PAIR = np.uint64(32), np.uint64(2)
 _INDEX, _TWICE_INDEX = np.uint64(DIGEST_INDEX), np.uint64(2 * DIGEST_INDEX & _MASK)
 _TENSOR = np.uint64(2 * DIGEST_TENSOR & _MASK)
 _DOMAIN = np.uint32(PARTITION_DOMAIN)
-
-
-def compiled(*arguments: types.Type, cache: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Compile for exactly these argument types, cached beside the source or in the user's cache folder if it can be."""
-    options = {"nogil": True, "fastmath": False, "error_model": "numpy"}
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        signature = types.void(*arguments)
-        if cache:
-            try:
-                return numba.njit(signature, cache=True, **options)(function)
-            except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:  # no folder, or a torn entry
-                log.warning("%s is compiled without a cache, which takes seconds: %s", function.__name__, error)
-        return numba.njit(signature, **options)(function)
-
-    return decorate
-
-
-def _vector(element: types.Type) -> types.Type:
-    return types.Array(element, 1, "C")
+_NONE = np.empty(0, np.float32)
 
 
 # --- inside a tile ----------------------------------------------------------------------------------------------
@@ -195,6 +175,43 @@ def _tile_digest(bits, start, ident):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(inline="always")
+def _add_members(  # type: ignore[no-untyped-def]
+    members, first, size, ident, seeds, coefficients, subspaces, num_subspaces, partition_seeds, gauss, ahead,
+    scratch, total, hit,
+):  # fmt: skip
+    """total = the sum of coefficient * T, member by member; hit = the blocks that any of them owns."""
+    blocks, words, slots, every, owners, values = scratch
+    total[:] = 0
+    hit[:] = False
+    for i in members:
+        if num_subspaces > 1 and (i == members.start or partition_seeds[i] != partition_seeds[i - 1]):
+            _partition(first, size, ident, partition_seeds[i], num_subspaces, owners)
+        # Adding zero where the member has no noise is neutral: a sum that began at +0 is never -0.
+        mine = _owned(size, num_subspaces, owners, subspaces[i], every, slots)
+        _tile_noise(first, mine, ident, seeds[i], blocks, words, gauss, values, ahead)
+        for j in range(total.size):
+            total[j] += coefficients[i] * np.float32(values[j])
+        for j in mine:
+            hit[j] = True
+
+
+@numba.njit(inline="always")
+def _optimise(step, total, hit, mean, square, adam):  # type: ignore[no-untyped-def]
+    """reference.optimise on the blocks of a tile that were hit: `total`, the gradient, becomes the change of theta."""
+    rate, decay_m, gain_m = step[0], step[1], step[2]
+    decay_v, gain_v, epsilon = step[3], step[4], step[5]
+    for block in range(TILE):
+        if hit[block]:
+            for j in range(BLOCK * block, BLOCK * (block + 1)):
+                mean[j] = decay_m * mean[j] + gain_m * total[j]
+                if adam:
+                    square[j] = decay_v * square[j] + gain_v * (total[j] * total[j])
+                    total[j] = (rate * mean[j]) / (np.sqrt(square[j]) + epsilon)
+                else:
+                    total[j] = rate * mean[j]
+
+
+@numba.njit(inline="always")
 def _sum_of_squares(changes, scratch):  # type: ignore[no-untyped-def]
     """float64, by halves, so that no addition waits for the one before."""
     for i in range(BLOCK * TILE):
@@ -212,7 +229,7 @@ def _sum_of_squares(changes, scratch):  # type: ignore[no-untyped-def]
 _u64, _i64, _f32 = types.uint64, types.int64, types.float32
 
 
-@compiled(_vector(types.int16), _u64, _u64, _i64, _vector(types.int16))
+@compiled(vector(types.int16), _u64, _u64, _i64, vector(types.int16))
 def _noise(out, ident, seed, first, gauss):  # type: ignore[no-untyped-def]
     blocks, words, slots = np.empty(TILE, np.uint64), np.empty((4, TILE), np.uint32), np.arange(TILE)
     for tile in range(0, out.size // BLOCK, TILE):
@@ -224,8 +241,8 @@ def _noise(out, ident, seed, first, gauss):  # type: ignore[no-untyped-def]
 
 
 @compiled(
-    *(_vector(_f32), _vector(_f32), _vector(types.uint16), _i64, _u64, _i64),
-    *(types.boolean, _u64, _f32, _i64, _i64, _u64, _vector(types.int16), _vector(_u64)),
+    *(vector(_f32), vector(_f32), vector(types.uint16), _i64, _u64, _i64),
+    *(types.boolean, _u64, _f32, _i64, _i64, _u64, vector(types.int16), vector(_u64)),
 )
 def _perturb(  # type: ignore[no-untyped-def]
     theta, out32, out16, kind, ident, first, noisy, seed, scale, subspace, num_subspaces, partition_seed, gauss, digests
@@ -265,37 +282,38 @@ def _perturb(  # type: ignore[no-untyped-def]
 
 
 @compiled(
-    *(_vector(_f32), _u64, _i64, _vector(_i64), _vector(_u64), _vector(_f32), _vector(_i64)),
-    *(_vector(_i64), _vector(_u64), _vector(types.int16), _vector(_u64), _vector(types.float64)),
+    *(vector(_f32), vector(_f32), vector(_f32), vector(_u64), _i64, vector(_i64), vector(_u64), vector(_f32)),
+    *(vector(_i64), vector(_i64), vector(_u64), types.Array(_f32, 2, "C")),
+    *(vector(types.int16), vector(_u64), vector(types.float64)),
 )
 def _update(  # type: ignore[no-untyped-def]
-    theta, ident, first, bounds, seeds, coefficients, subspaces, num_subspaces, partition_seeds, gauss, digests, squares
-):
+    theta, m, v, idents, first, bounds, seeds, coefficients, subspaces, num_subspaces, partition_seeds, steps, gauss,
+    digests, squares,
+):  # fmt: skip
     blocks, words, slots = np.empty(TILE, np.uint64), np.empty((4, TILE), np.uint32), np.empty(TILE, np.int64)
-    every = np.arange(TILE)
-    owners, values = np.empty(TILE, np.uint8), np.empty(BLOCK * TILE, np.int16)
+    scratch = blocks, words, slots, np.arange(TILE), np.empty(TILE, np.uint8), np.empty(BLOCK * TILE, np.int16)
     now, total = np.empty(BLOCK * TILE, np.float32), np.empty(BLOCK * TILE, np.float32)
-    hit, bits, halves = np.empty(TILE, np.bool_), now.view(np.uint32), np.empty(BLOCK * TILE, np.float64)
+    mean, square = np.zeros(BLOCK * TILE, np.float32), np.zeros(BLOCK * TILE, np.float32)
+    hit, halves = np.empty(TILE, np.bool_), np.empty(BLOCK * TILE, np.float64)
+    bits, mean_bits, square_bits = now.view(np.uint32), mean.view(np.uint32), square.view(np.uint32)
     for begin in range(0, theta.size, BLOCK * TILE):
         base = theta[begin : begin + BLOCK * TILE]
         count, size = base.size, (base.size + BLOCK - 1) // BLOCK
         at = first + begin // BLOCK
         for j in range(count):
             now[j] = base[j]
+        for j in range(min(count, m.size)):
+            mean[j] = m[begin + j]
+        for j in range(min(count, v.size)):
+            square[j] = v[begin + j]
         for version in range(num_subspaces.size):
-            total[:] = 0
-            hit[:] = False
-            owners[:] = 0
-            if num_subspaces[version] > 1:
-                _partition(at, size, ident, partition_seeds[version], num_subspaces[version], owners)
-            for i in range(bounds[version], bounds[version + 1]):
-                # Adding zero where the member has no noise is neutral: a sum that began at +0 is never -0.
-                mine = _owned(size, num_subspaces[version], owners, subspaces[i], every, slots)
-                _tile_noise(at, mine, ident, seeds[i], blocks, words, gauss, values, theta[begin + BLOCK * TILE :])
-                for j in range(count):
-                    total[j] += coefficients[i] * np.float32(values[j])
-                for j in mine:
-                    hit[j] = True
+            members, ahead = range(bounds[version], bounds[version + 1]), theta[begin + BLOCK * TILE :]
+            _add_members(
+                members, at, size, idents[0], seeds, coefficients, subspaces, num_subspaces[version], partition_seeds,
+                gauss, ahead, scratch, total, hit,
+            )  # fmt: skip
+            if m.size > 0:
+                _optimise(steps[version], total, hit, mean, square, v.size > 0)
             if num_subspaces[version] == 1 and bounds[version] < bounds[version + 1]:
                 for j in range(count):
                     after = now[j] + total[j]
@@ -306,13 +324,22 @@ def _update(  # type: ignore[no-untyped-def]
                     after = now[j] + total[j] if hit[j // BLOCK] else now[j]
                     total[j] = after - now[j]
                     now[j] = after
+            total[count:] = 0  # the last tile may be shorter
             squares[version] += _sum_of_squares(total, halves)
-            digests[version] += _tile_digest(bits[:count], BLOCK * at, ident)
+            digests[version] += _tile_digest(bits[:count], BLOCK * at, idents[0])
+            if m.size > 0:
+                digests[version] += _tile_digest(mean_bits[:count], BLOCK * at, idents[1])
+            if v.size > 0:
+                digests[version] += _tile_digest(square_bits[:count], BLOCK * at, idents[2])
         for j in range(count):
             base[j] = now[j]
+        for j in range(min(count, m.size)):
+            m[begin + j] = mean[j]
+        for j in range(min(count, v.size)):
+            v[begin + j] = square[j]
 
 
-@compiled(_vector(types.uint32), _u64, _i64, _vector(_u64))
+@compiled(vector(types.uint32), _u64, _i64, vector(_u64))
 def _digest(bits, ident, first, digests):  # type: ignore[no-untyped-def]
     for begin in range(0, bits.size, BLOCK * TILE):
         digests[0] += _tile_digest(bits[begin : begin + BLOCK * TILE], BLOCK * first + begin, ident)
@@ -343,17 +370,25 @@ def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *,
     return int(digests[0])
 
 
-def update(theta: Array, ident: int, updates: Sequence[Update], *, start: int = 0) -> Trace:
-    """As reference.update: all versions in one pass over theta; contiguous."""
+def update(
+    theta: Array, ident: int, updates: Sequence[Update], *, start: int = 0, state: Sequence[State] = ()
+) -> Trace:
+    """As reference.update: all versions in one pass over theta and state; contiguous."""
     digests, squares = np.zeros(len(updates), np.uint64), np.zeros(len(updates))
+    m, v = [*(s.values for s in state), _NONE, _NONE][:2]
+    none = [0] * max((len(version.seeds) for version in updates), default=0)
+    steps = [version.step or Step(0.0, 0.0, 0.0) for version in updates]
     _update(
-        *(theta, np.uint64(ident), start // BLOCK),
-        np.cumsum([0, *(len(step.seeds) for step in updates)]),
-        np.array([seed for step in updates for seed in step.seeds], np.uint64),
-        np.array([coefficient for step in updates for coefficient in step.coefficients], np.float32),
-        np.array([own for step in updates for own in step.subspaces or [0] * len(step.seeds)], np.int64),
-        np.array([step.num_subspaces for step in updates], np.int64),
-        np.array([step.partition_seed for step in updates], np.uint64),
+        *(theta, m, v, np.array([ident, *(s.ident for s in state)], np.uint64), start // BLOCK),
+        np.cumsum([0, *(len(version.seeds) for version in updates)]),
+        np.array([seed for version in updates for seed in version.seeds], np.uint64),
+        np.array([c for version in updates for c in version.coefficients], np.float32),
+        np.array([own for version in updates for own in version.subspaces or none[: len(version.seeds)]], np.int64),
+        np.array([version.num_subspaces for version in updates], np.int64),
+        np.array([p for version in updates for p in version.partition_seeds or none[: len(version.seeds)]], np.uint64),
+        np.array([(s.rate, s.decay_m, s.gain_m, s.decay_v, s.gain_v, s.epsilon) for s in steps], np.float32).reshape(
+            -1, 6
+        ),
         *(table(), digests, squares),
     )
     return Trace([int(digest) for digest in digests], [float(square) for square in squares])

@@ -2,6 +2,7 @@
 
 Invariant: the noise of an element is a pure function of (seed, tensor name, element index). Blocks of eight
 elements come from one Philox4x32-10 call (Salmon et al., SC 2011), whose eight 16-bit words index a Gaussian table.
+An update leaves every element alone that no member's noise reaches: theta, and what an optimiser keeps beside it.
 """
 
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +40,18 @@ class Perturbation:
 
 
 @dataclass(frozen=True)
+class Step:
+    """How an optimiser turns the sum g into the change of theta (momentum: m alone; Adam: m and v). fp32 values."""
+
+    rate: float
+    decay_m: float
+    gain_m: float
+    decay_v: float = 0.0
+    gain_v: float = 0.0
+    epsilon: float = 0.0
+
+
+@dataclass(frozen=True)
 class Update:
     """What one policy version adds: the sum over members, in this order, of coefficient * T. No member: nothing."""
 
@@ -48,12 +61,24 @@ class Update:
     subspaces: Sequence[int] = ()
     """One per member; may be empty when num_subspaces is 1."""
     num_subspaces: int = 1
-    partition_seed: int = 0
+    partition_seeds: Sequence[int] = ()
+    """Of the partition that each member's subspace belongs to; may be empty when num_subspaces is 1."""
+    step: Step | None = None
+    """With an optimiser, the sum is the gradient of this step."""
+
+
+class State(NamedTuple):
+    """What an optimiser keeps for every element of a tensor: m, or v."""
+
+    values: Array
+    """fp32 [n], beside the theta that is updated."""
+    ident: int
+    """Id of its own name, `<tensor>#m` or `<tensor>#v`; for the digest."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What updates left behind, per version: the digest of theta, and the sum of squares of its change."""
+    """What updates left behind, per version: the digest (of theta and state), and the sum of squares of the change."""
 
     digests: list[int]
     squares: list[float]
@@ -143,21 +168,49 @@ def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *,
     return digest(theta, ident, start=start)
 
 
-def update(theta: Array, ident: int, updates: Sequence[Update], *, start: int = 0) -> Trace:
-    """Apply versions one after the other to theta (fp32 [n], in place)."""
+def update(
+    theta: Array, ident: int, updates: Sequence[Update], *, start: int = 0, state: Sequence[State] = ()
+) -> Trace:
+    """Apply versions one after the other to theta (fp32 [n], in place) and to the optimiser's state beside it.
+
+    `state` is empty, (m,) for momentum or (m, v) for Adam; every update has a `step` exactly when there is state.
+    """
     trace = Trace([], [])
-    for step in updates:
+    for version in updates:
         before, total, hit = theta.copy(), np.zeros_like(theta), np.zeros(theta.shape, bool)
-        owner = subspaces(step.partition_seed, ident, start, theta.size, step.num_subspaces)
-        own = step.subspaces or [0] * len(step.seeds)
-        for seed, coefficient, subspace in zip(step.seeds, step.coefficients, own, strict=True):
+        own = version.subspaces or [0] * len(version.seeds)
+        partitions = version.partition_seeds or [0] * len(version.seeds)
+        for seed, coefficient, subspace, partition in zip(
+            version.seeds, version.coefficients, own, partitions, strict=True
+        ):
+            mine = subspaces(partition, ident, start, theta.size, version.num_subspaces) == subspace
             added = np.float32(coefficient) * noise(seed, ident, start, theta.size).astype(np.float32)
-            total = np.where(owner == subspace, total + added, total)
-            hit |= owner == subspace
-        theta[hit] += total[hit]
-        trace.digests.append(digest(theta, ident, start=start))
+            total = np.where(mine, total + added, total)
+            hit |= mine
+        change = total if version.step is None else optimise(version.step, total, hit, [s.values for s in state])
+        theta[hit] += change[hit]
+        parts = [digest(theta, ident, start=start), *(digest(s.values, s.ident, start=start) for s in state)]
+        trace.digests.append(sum(parts) % 2**64)
         trace.squares.append(float(np.sum((theta.astype(np.float64) - before) ** 2)))
     return trace
+
+
+def optimise(step: Step, gradient: Array, hit: Array, state: Sequence[Array]) -> Array:
+    """Advance m (and v) where `hit`; returns the change of theta. Every operation rounds to fp32, none is fused.
+
+    Momentum (Polyak, 1964; as a mean): m = decay_m * m + gain_m * g; rate * m.
+    Adam (Kingma & Ba, 2015): besides, v = decay_v * v + gain_v * (g * g); (rate * m) / (sqrt(v) + epsilon).
+    """
+    rate, decay_m, gain_m, decay_v, gain_v, epsilon = map(
+        np.float32, (step.rate, step.decay_m, step.gain_m, step.decay_v, step.gain_v, step.epsilon)
+    )
+    m, *rest = state
+    m[hit] = (decay_m * m + gain_m * gradient)[hit]
+    if not rest:
+        return rate * m
+    (v,) = rest
+    v[hit] = (decay_v * v + gain_v * (gradient * gradient))[hit]
+    return (rate * m) / (np.sqrt(v) + epsilon)
 
 
 def digest(theta: Array, ident: int, *, start: int = 0) -> int:

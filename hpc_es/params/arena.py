@@ -1,8 +1,8 @@
-"""The arena: one flat fp32 buffer that holds theta.
+"""The arena: one flat fp32 buffer that holds theta and, behind it, what an optimiser keeps beside theta.
 
-Invariant: its layout is a pure function of the checkpoint's headers (tensors sorted by name, each offset a multiple
-of eight elements), so another process attaches to the same memory by path; and theta is always theta_version,
-changed only by consecutive commits or by loading, never by subtraction.
+Invariant: its layout is a pure function of the checkpoint's headers, the scope and the optimiser (see layout.py), so
+another process attaches to the same memory by path; and theta is always theta_version, changed only by consecutive
+commits or by loading, never by subtraction. The digest covers both: m and v decide what theta becomes.
 """
 
 import math
@@ -10,7 +10,6 @@ import os
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,10 +17,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hpc_es.errors import ModelError, StoreError
+from hpc_es.es import optimiser as optimisers
 from hpc_es.es.records import Commit, Member
-from hpc_es.noise import Array, Perturbation, Trace, Update, kernels, threads
+from hpc_es.noise import Array, Perturbation, State, Step, Trace, Update, kernels, threads
 from hpc_es.params import checkpoint as checkpoints
 from hpc_es.params.layout import Slot, attach_memory, lay_out, num_elements, share_memory
+from hpc_es.params.report import UpdateReport
 from hpc_es.params.weights import Stored, scan_file
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -42,54 +43,32 @@ class Piece(NamedTuple):
     slot: Slot
     start: int
     theta: Array
+    state: tuple[State, ...]
+    """Of the same elements."""
 
-
-@dataclass(frozen=True)
-class UpdateReport:
-    """What `apply` left behind, per version; partial sums where only one rank's slice was updated."""
-
-    digests: tuple[int, ...]
-    """At least one: without commits, the digest as it is."""
-    squares: tuple[float, ...]
-    """Sum of squares of theta_v - theta_{v-1}."""
-    seconds: float
-
-    @property
     def digest(self) -> int:
-        """Digest of theta after the last commit."""
-        return self.digests[-1]
+        return kernels().digest(self.theta, self.slot.ident, start=self.start) + self.state_digest()
 
-    @property
-    def update_norms(self) -> tuple[float, ...]:
-        """Euclidean norm of each version's change."""
-        return tuple(map(math.sqrt, self.squares))
-
-    @property
-    def update_norm(self) -> float:
-        """Norm of the last commit's change; 0 without commits."""
-        return self.update_norms[-1] if self.squares else 0.0
-
-
-def combine(reports: Sequence[UpdateReport]) -> UpdateReport:
-    """One report from those of all ranks."""
-    return UpdateReport(
-        tuple(sum(parts) % 2**64 for parts in zip(*(report.digests for report in reports), strict=True)),
-        tuple(sum(parts) for parts in zip(*(report.squares for report in reports), strict=True)),
-        max(report.seconds for report in reports),
-    )
+    def state_digest(self) -> int:
+        return sum(kernels().digest(kept.values, kept.ident, start=self.start) for kept in self.state)
 
 
 class Arena:
-    """theta in fp32. Not safe for two writers at once; reading while `apply` runs sees torn versions."""
+    """theta and optimiser state in fp32. Not safe for two writers; reading while `apply` runs sees torn versions."""
 
     version: int
     base_digest: int
     memory_path: Path | None
     """Where another process finds the memory while this one lives; None when it is private."""
+    optimiser: optimisers.Kind
+    """Whose state lies beside theta."""
 
-    def __init__(self, slots: Sequence[Slot], buffer: Any | None, memory_path: Path | None) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], buffer: Any | None, memory_path: Path | None, optimiser: optimisers.Kind
+    ) -> None:
         """Not for callers: see from_pretrained and attach."""
         self._slots = {slot.stored.name: slot for slot in slots}
+        self.optimiser = optimiser
         size = num_elements(slots)
         self._flat = np.zeros(size, np.float32) if buffer is None else _as_floats(buffer, size)
         self.memory_path = memory_path
@@ -103,22 +82,23 @@ class Arena:
         buffer: Any | None = None,
         *,
         shared: bool = False,
+        optimiser: optimisers.Kind = "none",
     ) -> "Arena":
-        """theta_0 of a Hugging Face folder.
+        """theta_0 of a Hugging Face folder, and the optimiser's state at zero.
 
         `include` and `exclude` are fnmatch patterns of the names that are trained; the others stay as they are.
-        `buffer` is writable memory of num_bytes(path) bytes to use (pinned, say); `shared` puts theta into
+        `buffer` is writable memory of num_bytes(...) bytes to use (pinned, say); `shared` puts the arena into
         memory that other processes can attach to and that vanishes with the last of them, however they die.
-        Errors: ModelError.
+        `optimiser`: es.optimiser.kind of the run; commits of another are refused. Errors: ModelError.
         """
-        slots = lay_out(path, include, exclude)
+        slots = lay_out(path, include, exclude, optimiser)
         if shared:
             memory, descriptor = share_memory(4 * num_elements(slots))
-            arena = cls(slots, memory, Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
+            arena = cls(slots, memory, Path(f"/proc/{os.getpid()}/fd/{descriptor}"), optimiser)
             weakref.finalize(arena, os.close, descriptor)
         else:
-            arena = cls(slots, buffer, None)
-        arena._fill([slot.stored for slot in slots])
+            arena = cls(slots, buffer, None, optimiser)
+        arena._begin()
         arena.version, arena.base_digest = 0, arena.digest()
         return arena
 
@@ -132,13 +112,15 @@ class Arena:
         *,
         version: int,
         base_digest: int,
+        optimiser: optimisers.Kind = "none",
     ) -> "Arena":
         """The arena that another process made with shared=True, at `memory_path`; nothing is copied.
 
         Errors: ModelError when it is gone or its size does not fit the model.
         """
         memory_path = Path(memory_path)
-        arena = cls(lay_out(model_path, include, exclude), attach_memory(memory_path), memory_path)
+        slots = lay_out(model_path, include, exclude, optimiser)
+        arena = cls(slots, attach_memory(memory_path), memory_path, optimiser)
         arena.version, arena.base_digest = version, base_digest
         return arena
 
@@ -174,14 +156,25 @@ class Arena:
 
     def tensor(self, name: str) -> Array:
         """float32 view of a tensor of theta."""
-        return self._elements(self._slot(name)).reshape(self.shape(name))
+        slot = self._slot(name)
+        return self._at(slot.offset, slot).reshape(slot.stored.shape)
+
+    def contents(self) -> dict[str, Array]:
+        """All that makes up this version, as float32 views: theta by name, then `<name>#m` and `<name>#v`."""
+        theta = {name: self.tensor(name) for name in self._slots}
+        state = {
+            kept.name: self._at(kept.offset, slot).reshape(slot.stored.shape)
+            for slot in self._slots.values()
+            for kept in slot.state
+        }
+        return theta | state
 
     def digest(self) -> int:
-        """64-bit digest of the bits of theta, over every tensor, trained or not."""
+        """64-bit digest of the bits of theta, over every tensor, trained or not, and of the optimiser's state."""
         parts: list[int] = []
 
         def add(piece: Piece) -> None:
-            parts.append(kernels().digest(piece.theta, piece.slot.ident, start=piece.start))
+            parts.append(piece.digest())
 
         threads.run(add, self._pieces(self._slots.values()))
         return sum(parts) % 2**64
@@ -201,7 +194,8 @@ class Arena:
     def perturb_into(self, outs: Mapping[str, Array], member: Member | None) -> int:
         """As `perturbed`, for many tensors at once: fill contiguous arrays of float32, float16 or bfloat16 bits.
 
-        Returns these tensors' share of the digest of theta, taken in the same pass.
+        Returns these tensors' share of the digest, taken in the same pass. An optimiser's state has no part in the
+        member, but it is in the digest that every result proves.
         """
         flat = {name: _flat_view(self._slot(name), out) for name, out in outs.items()}
         noisy, shares = _perturbation(member), list[int]()
@@ -210,6 +204,7 @@ class Arena:
             out = flat[piece.slot.stored.name][piece.start : piece.start + piece.theta.size]
             reached = noisy if piece.slot.trained else None
             shares.append(kernels().perturb(piece.theta, out, piece.slot.ident, reached, start=piece.start))
+            shares.append(piece.state_digest())
 
         threads.run(perturb, self._pieces(map(self._slot, outs)))
         return sum(shares) % 2**64
@@ -231,20 +226,24 @@ class Arena:
         """Apply the commits version + 1, version + 2, ... in one streaming pass.
 
         With several ranks on one memory, each updates a disjoint slice and reports partial sums (see combine).
-        Errors: StoreError when the commits do not follow on from this version; nothing is changed then.
+        Errors: StoreError when the commits do not follow on from this version, or take another optimiser's state;
+        nothing is changed then.
         """
         expected = list(range(self.version + 1, self.version + 1 + len(commits)))
         if (versions := [commit.version for commit in commits]) != expected:
             raise StoreError(f"commits {versions} do not follow on from version {self.version}; expected {expected}")
+        kinds = {commit.step.kind if commit.step else "none" for commit in commits}
+        if other := kinds - {self.optimiser}:
+            raise StoreError(f"commits with es.optimiser.kind={other.pop()} cannot be applied to {self.optimiser}'s")
         return self._advance([_update(commit) for commit in commits], rank, num_ranks)
 
     def reload(self, checkpoint: Path | None) -> None:
-        """theta := a checkpoint folder of the run, or theta_0 (None). Sets `version`.
+        """theta and state := a checkpoint folder of the run, or theta_0 and zero (None). Sets `version`.
 
         Errors: StoreError for a damaged checkpoint or one of another base, ModelError when the base has changed.
         """
         if checkpoint is None:
-            self._fill([slot.stored for slot in self._slots.values()])
+            self._begin()
             if (digest := self.digest()) != self.base_digest:
                 raise ModelError(f"the base model has changed: digest {digest:016x}, not {self.base_digest:016x}")
             self.version = 0
@@ -253,7 +252,7 @@ class Arena:
         if manifest.base_digest != self.base_digest:
             raise StoreError(f"{checkpoint} belongs to another base model; use the model that the run began with")
         try:
-            self._fill(scan_file(checkpoint / checkpoints.THETA))
+            self._fill(self.contents(), scan_file(checkpoint / checkpoints.THETA))
         except ModelError as error:
             raise StoreError(f"the checkpoint {checkpoint} is damaged ({error}); remove it, others serve") from error
         if self.digest() != manifest.digest:
@@ -269,22 +268,35 @@ class Arena:
                 f"the model has no tensor {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
             ) from None
 
-    def _elements(self, slot: Slot) -> Array:
-        return self._flat[slot.offset : slot.offset + slot.stored.size]
+    def _at(self, offset: int, slot: Slot) -> Array:
+        """The elements of a tensor, or of its state, flat."""
+        return self._flat[offset : offset + slot.stored.size]
 
     def _pieces(self, slots: Iterable[Slot]) -> list[Piece]:
-        return [
-            Piece(slot, start, self._elements(slot)[start : start + CHUNK])
-            for slot in slots
-            for start in range(0, slot.stored.size, CHUNK)
-        ]
+        pieces = list[Piece]()
+        for slot in slots:
+            theta, state = self._at(slot.offset, slot), [State(self._at(k.offset, slot), k.ident) for k in slot.state]
+            for start in range(0, slot.stored.size, CHUNK):
+                part = slice(start, start + CHUNK)
+                pieces.append(
+                    Piece(slot, start, theta[part], tuple(State(kept.values[part], kept.ident) for kept in state))
+                )
+        return pieces
 
-    def _fill(self, tensors: Sequence[Stored]) -> None:
-        """theta := the stored values of exactly the arena's tensors. Errors: ModelError."""
+    def _begin(self) -> None:
+        """theta := theta_0, state := 0. Errors: ModelError."""
+        contents = self.contents()
+        self._fill({name: contents.pop(name) for name in self.names}, [slot.stored for slot in self._slots.values()])
+        for kept in contents.values():
+            kept[...] = 0
+
+    def _fill(self, contents: Mapping[str, Array], tensors: Sequence[Stored]) -> None:
+        """contents := the stored values of tensors with exactly these names and shapes. Errors: ModelError."""
         stored = {tensor.name: tensor for tensor in tensors}
-        if {name: tensor.shape for name, tensor in stored.items()} != {name: self.shape(name) for name in self.names}:
+        shapes = {name: values.shape for name, values in contents.items()}
+        if {name: tensor.shape for name, tensor in stored.items()} != shapes:
             raise ModelError("its tensors are not those of the model")
-        threads.run(lambda slot: stored[slot.stored.name].read_into(self._elements(slot)), self._slots.values())
+        threads.run(lambda item: stored[item[0]].read_into(item[1].reshape(-1)), contents.items())
 
     def _advance(self, updates: list[Update], rank: int, num_ranks: int) -> UpdateReport:
         """Apply one rank's share of the updates; every num_ranks-th piece is this rank's."""
@@ -293,12 +305,12 @@ class Arena:
         pieces = self._pieces(self._slots.values())
 
         def advance(index: int) -> None:
-            slot, start, theta = pieces[index]
+            piece = pieces[index]
+            slot = piece.slot
             if slot.trained and updates:
-                traces[index] = kernels().update(theta, slot.ident, updates, start=start)
+                traces[index] = kernels().update(piece.theta, slot.ident, updates, start=piece.start, state=piece.state)
             else:
-                digest = kernels().digest(theta, slot.ident, start=start)
-                traces[index] = Trace([digest] * max(1, len(updates)), [0.0] * len(updates))
+                traces[index] = Trace([piece.digest()] * max(1, len(updates)), [0.0] * len(updates))
 
         threads.run(advance, range(rank, len(pieces), num_ranks))
         self.version += len(updates)
@@ -312,7 +324,7 @@ class Stream:
     """The perturbed tensors of an arena, to be iterated over once."""
 
     digest = 0
-    """Of the theta that was read: whole once all tensors have come."""
+    """Of the arena that was read: whole once all tensors have come."""
 
     def __init__(self, arena: Arena, slots: list[Slot], member: Member | None, dtype: Dtype, buffer_bytes: int) -> None:
         self._arena, self._member, self._dtype = arena, member, dtype
@@ -354,12 +366,16 @@ def _perturbation(member: Member | None) -> Perturbation | None:
 
 def _update(commit: Commit) -> Update:
     members = () if commit.null else commit.members
+    step = None
+    if (s := commit.step) is not None:
+        step = Step(s.rate, s.decay_m, s.gain_m, s.decay_v, s.gain_v, s.epsilon)
     return Update(
         [member.seed for member in members],
         [member.coefficient for member in members],
         [member.subspace for member in members],
         commit.num_subspaces,
-        commit.partition_seed,
+        [member.partition_seed for member in members],
+        step,
     )
 
 

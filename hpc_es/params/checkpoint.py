@@ -1,4 +1,4 @@
-"""Checkpoints of a run: theta_v as fp32 safetensors, with a manifest that names its digest.
+"""Checkpoints of a run: theta_v and the optimiser's state as fp32 safetensors, with a manifest that names their digest.
 
 Invariant: a folder with a checkpoint's name is complete and on disk. It is written under a temporary name, synced
 and renamed, so that an interrupted write leaves nothing that counts. The base model is checkpoint 0 and not here.
@@ -35,7 +35,7 @@ class Manifest(Struct, frozen=True):
 
     version: int
     digest: int
-    """Of theta_version in fp32, whatever type the weights beside it have."""
+    """Of theta_version in fp32 (and of the optimiser's state), whatever type the weights beside it have."""
     base_digest: int
     num_parameters: int
     dtype: str = "float32"
@@ -56,8 +56,9 @@ def write(run: RunPaths, arena: "Arena", digest: int | None = None) -> Path:
                 return folder
         shutil.rmtree(folder, ignore_errors=True)
     with written_whole(folder) as temporary:
-        specs = [Spec(name, "F32", arena.shape(name)) for name in arena.names]
-        write_safetensors(temporary / THETA, specs, arena.tensor)
+        contents = arena.contents()
+        specs = [Spec(name, "F32", values.shape) for name, values in contents.items()]
+        write_safetensors(temporary / THETA, specs, contents.__getitem__)
         write_manifest(temporary, manifest)
     return folder
 

@@ -1,21 +1,33 @@
 """Where each tensor lies in an arena, and the memory that an arena may take.
 
-Invariant: the layout depends on the checkpoint's headers only: tensors in the order of their names, every offset a
-multiple of eight elements (one block of noise).
+Invariant: the layout depends on the checkpoint's headers, the scope and the optimiser only: theta's tensors in the
+order of their names, then the optimiser's state of the trained ones, every offset a multiple of eight elements (one
+block of noise).
 """
 
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from hpc_es.errors import ModelError
+from hpc_es.es import optimiser as optimisers
 from hpc_es.noise import BLOCK, tensor_id
 from hpc_es.params.weights import Stored, scan
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@dataclass(frozen=True)
+class StateSlot:
+    """What an optimiser keeps for one tensor, in the tensor's shape; offset in elements."""
+
+    name: str
+    """`<tensor>#m` or `<tensor>#v`."""
+    ident: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -26,36 +38,52 @@ class Slot:
     ident: int
     offset: int
     trained: bool
+    state: tuple[StateSlot, ...] = ()
 
 
-def lay_out(path: str | Path, include: Sequence[str] = ("*",), exclude: Sequence[str] = ()) -> list[Slot]:
+def lay_out(
+    path: str | Path,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    optimiser: optimisers.Kind = "none",
+) -> list[Slot]:
     """The slots of a checkpoint's tensors in canonical order.
 
     Errors: ModelError for a checkpoint that cannot be used, two names with one id, or a scope that trains nothing.
     """
-    slots, offset, names_by_id = list[Slot](), 0, dict[int, str]()
+    slots, offset = list[Slot](), 0
     for tensor in scan(Path(path)):
-        ident = tensor_id(tensor.name)
-        if (other := names_by_id.setdefault(ident, tensor.name)) != tensor.name:
-            raise ModelError(f"{path}: {other} and {tensor.name} have the same 64-bit id; rename one of them")
-        slots.append(Slot(tensor, ident, offset, _in_scope(tensor.name, include, exclude)))
-        offset += -(-tensor.size // BLOCK) * BLOCK
+        trained = _in_scope(tensor.name, include, exclude)
+        slots.append(Slot(tensor, tensor_id(tensor.name), offset, trained))
+        offset += _padded(tensor.size)
     if not any(slot.trained for slot in slots):
         raise ModelError(
             f"model.include={list(include)} and model.exclude={list(exclude)} leave nothing to train of the "
             f"{len(slots)} tensors in {path}" + (f", such as {slots[0].stored.name}" if slots else "")
         )
+    for kept in optimisers.STATE[optimiser]:
+        for number, slot in enumerate(slots):
+            if slot.trained:
+                name = f"{slot.stored.name}#{kept}"
+                slots[number] = replace(slot, state=(*slot.state, StateSlot(name, tensor_id(name), offset)))
+                offset += _padded(slot.stored.size)
+    _refuse_equal_ids(path, slots)
     return slots
 
 
 def num_elements(slots: Sequence[Slot]) -> int:
     """Elements of the buffer, padding included."""
-    return max((slot.offset + -(-slot.stored.size // BLOCK) * BLOCK for slot in slots), default=0)
+    return sum(_padded(slot.stored.size) * (1 + len(slot.state)) for slot in slots)
 
 
-def num_bytes(path: str | Path) -> int:
+def num_bytes(
+    path: str | Path,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    optimiser: optimisers.Kind = "none",
+) -> int:
     """Bytes of the arena of a checkpoint. Errors: ModelError."""
-    return 4 * num_elements(lay_out(path))
+    return 4 * num_elements(lay_out(path, include, exclude, optimiser))
 
 
 def memory_limit() -> int:
@@ -67,13 +95,23 @@ def memory_limit() -> int:
     return min(limits)
 
 
-def check_memory(path: str | Path, num_arenas: int = 1, limit: int | None = None) -> None:
+def check_memory(
+    path: str | Path,
+    num_arenas: int = 1,
+    limit: int | None = None,
+    *,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    optimiser: optimisers.Kind = "none",
+) -> None:
     """Refuse when the arenas on this node would exceed `limit` bytes (default: memory_limit()). Errors: ModelError."""
-    each, limit = num_bytes(path), memory_limit() if limit is None else limit
+    each = num_bytes(path, include, exclude, optimiser)
+    limit = memory_limit() if limit is None else limit
     if num_arenas * each > limit:
+        state = f" with the state of {optimiser}" if optimiser != "none" else ""
         raise ModelError(
-            f"{num_arenas} arenas of {each / 2**30:.2f} GiB for {path} need more than the {limit / 2**30:.2f} GiB "
-            f"that this node allows; {limit // each} would fit: start fewer workers here, or ask for more memory"
+            f"{num_arenas} arenas of {each / 2**30:.2f} GiB for {path}{state} need more than the {limit / 2**30:.2f} "
+            f"GiB that this node allows; {limit // each} would fit: start fewer workers here, or ask for more memory"
         )
 
 
@@ -94,6 +132,18 @@ def attach_memory(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0)
     except (OSError, ValueError) as error:
         raise ModelError(f"the arena at {path} cannot be attached ({error}); its owner has ended") from error
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK
+
+
+def _refuse_equal_ids(path: str | Path, slots: Sequence[Slot]) -> None:
+    names_by_id = dict[int, str]()
+    for slot in slots:
+        for name, ident in [(slot.stored.name, slot.ident), *((kept.name, kept.ident) for kept in slot.state)]:
+            if (other := names_by_id.setdefault(ident, name)) != name:
+                raise ModelError(f"{path}: {other} and {name} have the same 64-bit id; rename one of them")
 
 
 def _in_scope(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
