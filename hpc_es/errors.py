@@ -5,7 +5,8 @@
     ├── ModelError         a checkpoint that cannot be used (missing, quantised, damaged, inconsistent)
     ├── StoreError         a run folder, journal or HDF5 file
     │   ├── JournalDamaged     bytes in the middle of a journal are not what was written
-    │   └── Superseded         a newer head owns this run
+    │   ├── Superseded         a newer head owns this run
+    │   └── NothingToShow      a figure for which the runs have no data
     ├── TransportError     sockets, keys, rendezvous, process groups
     ├── EngineError        the inference engine
     │   └── DigestMismatch     parameters are not the bits that the head has
@@ -40,6 +41,10 @@ class JournalDamaged(StoreError):
 
 class Superseded(StoreError):
     """A newer head has taken the run over; this one must stop and write nothing more."""
+
+
+class NothingToShow(StoreError):
+    """The runs have no data for a figure; the message says why."""
 
 
 class TransportError(HpcEsError):

@@ -154,7 +154,7 @@ class _Play:
             yield Discarded(self.now + 0.02, assignment.eval_id, update)
         self.reported = [(a, r) for a, r in self.reported if a not in stale]
         ready = [(a, r) for a, r in self.reported if natural or a.update == update][: self.staged.population]
-        if len(ready) < self.staged.population:
+        if len(ready) < self.staged.population or update > self.staged.num_updates:
             return
         self.reported = [pair for pair in self.reported if pair not in ready]
         ready.sort(key=lambda pair: pair[1].eval_id)
@@ -172,6 +172,7 @@ class _Play:
         if update < self.staged.num_updates:
             yield from self.plan()
         yield from self.evaluate_centre()
+        yield from self.commit()  # the next cohort may be there already
 
     def evaluate_centre(self) -> Iterator[AnyRecord]:
         if self.version not in self.staged.success:

@@ -20,8 +20,8 @@ def run(tmp_path: Path) -> hpc_es.store.Run:
 
 
 def test_the_curve_has_every_update_its_trailing_mean_and_every_evaluation(run: hpc_es.store.Run) -> None:
-    axes = plot_learning_curve([run]).axes[0]
-    thin, thick, points = axes.lines[:3]
+    left, right = plot_learning_curve([run], measure="fitness").axes
+    (thin, thick), points = left.lines, right.lines[0]
     fitness = run.updates["fitness_mean"].to_numpy()
     assert list(thin.get_xdata()) == list(range(1, 9))
     assert list(thin.get_ydata()) == list(fitness)

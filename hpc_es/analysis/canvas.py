@@ -1,0 +1,130 @@
+"""What all figures share: panels, colours, and how they become PNGs.
+
+Invariant: no display and no global state. Figures are made with matplotlib's Agg canvas, so they work in a notebook,
+in a job, and in several threads.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#7F7F7F", "#8C564B", "#000000")
+"""Of conditions and runs; the first are those of Okabe and Ito, which colour-blind readers can tell apart."""
+FATES = {"accepted": "#0072B2", "discarded": "#D55E00", "void": "#000000", "eval": "#BBBBBB", "other": "#56B4E9"}
+"""What became of an evaluation."""
+MUTED = "#666666"
+DPI = 110
+
+_STYLE: dict[str, Any] = {
+    "font.size": 9,
+    "axes.labelsize": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": MUTED,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.08,
+}
+
+
+def panels(
+    rows: int = 1, columns: int = 1, *, width: float = 9.0, height: float = 3.2, **options: Any
+) -> "tuple[Figure, list[list[Axes]]]":
+    """A figure with rows x columns axes, `height` inches per row; further options go to Figure.subplots."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width, height * rows + 0.3), layout="constrained", dpi=DPI)
+        axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, [list(row) for row in axes]
+
+
+def colour(number: int) -> str:
+    """Of the n-th condition or run."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def lag_colours(lags: Sequence[int]) -> dict[int, Any]:
+    """One colour per lag class, from blue (fresh) to yellow, by rank: classes are often 0, 1, 2, 4, ... 128."""
+    from matplotlib import colormaps
+
+    ordered, scale = sorted(set(lags)), colormaps["plasma"]
+    return {lag: scale(0.05 + 0.8 * rank / max(len(ordered) - 1, 1)) for rank, lag in enumerate(ordered)}
+
+
+def title(axes: "Axes", text: str) -> None:
+    """Bold, at the left."""
+    axes.set_title(text, loc="left", fontsize=9.5, fontweight="bold")
+
+
+def whole_numbers(axes: "Axes") -> None:
+    """Ticks of the x axis on integers only."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def percent(axes: "Axes", which: str = "y") -> None:
+    """Shares as per cent."""
+    getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
+
+
+def thousands(axes: "Axes", which: str = "x") -> None:
+    """1,500,000 as 1.5M."""
+    from matplotlib.ticker import EngFormatter
+
+    getattr(axes, f"{which}axis").set_major_formatter(EngFormatter(sep=""))
+
+
+def log_scale(axes: "Axes") -> None:
+    """A logarithmic x axis with plain numbers at 1, 2, 5, 10, ..."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def legend(axes: "Axes", **where: Any) -> None:
+    """The panel's own legend, small and without a frame."""
+    axes.legend(fontsize=8, frameon=False, handlelength=1.4, **where)
+
+
+def legend_below(figure: "Figure", axes: "Axes", columns: int = 3) -> None:
+    """The entries of one panel, below all of them; nothing when there are none."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        longest = max(map(len, labels))
+        columns = max(1, min(columns, len(labels), 130 // max(longest + 6, 1)))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+
+
+def short(name: str, longest: int = 22) -> str:
+    """The end of a long name, which tells workers apart."""
+    return name if len(name) <= longest else f"…{name[1 - longest :]}"
+
+
+def png(figure: "Figure") -> bytes:
+    """The figure as a PNG file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    out = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(out)
+    return out.getvalue()
+
+
+def save_png(figure: "Figure", path: Path) -> Path:
+    """Write a figure; makes the folder. Returns the path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(png(figure))
+    return path

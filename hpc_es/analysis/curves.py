@@ -1,0 +1,147 @@
+"""Learning curves: fitness of the cohorts and evaluations of the unperturbed policy, over updates or over cost.
+
+Invariant: runs of one condition are drawn as their mean with its standard deviation, and never as one lucky run; a
+single run shows the standard error of its evaluations over the tasks.
+"""
+
+import math
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
+
+from hpc_es.analysis.canvas import colour, legend_below, panels, percent, thousands, title, whole_numbers
+from hpc_es.analysis.conditions import mean_and_sd, table
+from hpc_es.analysis.progress import (
+    COSTS,
+    TRAILING_UPDATES,
+    Cost,
+    Measure,
+    check_cost,
+    evaluated,
+    measure_column,
+    progress,
+)
+from hpc_es.analysis.runs import Condition, Runs, conditions_of
+from hpc_es.errors import NothingToShow
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+AXIS_LABELS: dict[str, str] = {"success": "success on held-out tasks", "fitness": "mean reward on held-out tasks"}
+
+
+def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure = "success") -> "Figure":
+    """Left: mean fitness of each cohort (thin) and its trailing mean over five updates (thick). Right: evaluations of
+    the unperturbed policy, the peak marked. Errors: ConfigError for an unknown x or measure; NothingToShow."""
+    check_cost(x)
+    conditions = conditions_of(runs)
+    if not any(len(run.updates) or len(run.evals) for condition in conditions for run in condition.runs):
+        raise NothingToShow("no update has been committed and no policy evaluated yet")
+    figure, ((left, right),) = panels(1, 2, width=10.5, height=3.9)
+    rows = {str(row["condition"]): row for row in table(runs, measure).to_dict("records")}
+    for number, condition in enumerate(conditions):
+        _draw_fitness(left, condition, x, colour(number))
+        _draw_evaluations(right, condition, x, measure, colour(number), _legend(rows[condition.label], measure))
+    title(left, f"Training: cohort fitness, mean of {TRAILING_UPDATES} updates")
+    left.set_ylabel("fitness (mean episode reward)")
+    title(right, "Unperturbed policy, ★ its peak")
+    right.set_ylabel(AXIS_LABELS[measure])
+    _dress(right, measure)
+    for axes in (left, right):
+        _label_x(axes, x)
+    legend_below(figure, right, 2)
+    return figure
+
+
+def plot_costs(runs: Runs, measure: Measure = "success") -> "Figure":
+    """Evaluations of the unperturbed policy over members rolled out, tokens, GPU-seconds and wall-clock: what a level
+    cost. Errors: NothingToShow without evaluations."""
+    conditions = conditions_of(runs)
+    if all(evaluated(run).empty for condition in conditions for run in condition.runs):
+        raise NothingToShow("no policy has been evaluated on held-out tasks")
+    figure, rows = panels(2, 2, width=10.5, height=2.9)
+    costs: tuple[Cost, ...] = ("evaluations", "tokens", "worker_seconds", "wall_clock")
+    for axes, cost in zip((axes for row in rows for axes in row), costs, strict=True):
+        for number, condition in enumerate(conditions):
+            _draw_evaluations(axes, condition, cost, measure, colour(number), condition.label)
+        _label_x(axes, cost)
+        _dress(axes, measure)
+    for row in rows:
+        row[0].set_ylabel(AXIS_LABELS[measure])
+    legend_below(figure, rows[0][0], 4)
+    return figure
+
+
+def _draw_fitness(axes: "Axes", condition: Condition, x: Cost, tint: str) -> None:
+    frames = [progress(run)[1:] for run in condition.runs if len(run.updates)]
+    for frame in frames:
+        thin = frame["fitness"] if len(frames) == 1 else frame["trailing"]
+        axes.plot(frame[x], thin, color=tint, alpha=0.3, linewidth=0.9)
+    if frames:
+        mean, deviation = _over_runs(frames, x, "trailing")
+        axes.plot(mean[x], mean["trailing"], color=tint, linewidth=2)
+        axes.fill_between(mean[x], mean["trailing"] - deviation, mean["trailing"] + deviation, color=tint, alpha=0.15)
+
+
+def _draw_evaluations(axes: "Axes", condition: Condition, x: Cost, measure: Measure, tint: str, label: str) -> None:
+    column, frames = measure_column(measure), []
+    for run in condition.runs:
+        frame = evaluated(run).merge(progress(run), on="version")
+        if not frame.empty:
+            frames.append(frame)
+    if not frames:
+        return
+    mean, deviation = _over_runs(frames, x, column)
+    if len(frames) == 1:
+        error = _standard_error(frames[0], measure)
+    else:
+        error = deviation
+        for frame in frames:
+            axes.plot(frame[x], frame[column], color=tint, alpha=0.25, linewidth=0.8)
+    axes.errorbar(mean[x], mean[column], error, color=tint, fmt="o-", markersize=4, capsize=2.5, label=label)
+    best = mean.loc[[mean[column].idxmax()]]
+    axes.plot(best[x], best[column], "*", color=tint, markersize=13, markeredgecolor="white")
+
+
+def _over_runs(frames: "list[pd.DataFrame]", x: str, y: str) -> "tuple[pd.DataFrame, pd.Series[float]]":
+    """Mean of x and y at each version that all runs have reached, and the deviation of y (0 of a single run)."""
+    import pandas as pd
+
+    together = pd.concat(frames)
+    columns = list(dict.fromkeys(("version", x, y)))
+    groups = together[columns].astype(float).groupby(together["version"].to_numpy())
+    complete = groups.size() == len(frames)
+    return groups.mean()[complete], groups[y].std(ddof=1)[complete].fillna(0.0)
+
+
+def _standard_error(frame: "pd.DataFrame", measure: Measure) -> "pd.Series[float]":
+    if measure == "fitness":
+        return frame["standard_error"]
+    share = frame["success_rate"]
+    return (share * (1 - share) / frame["num_tasks"]) ** 0.5
+
+
+def _legend(row: "dict[Hashable, Any]", measure: Measure) -> str:
+    """ "Sync: peak 24.5 ± 10.1 % at update 13, final 23.2 ± 9.8 % (3 runs)"."""
+    if math.isnan(row["peak_mean"]):
+        return str(row["condition"])
+    scale, digits, unit = (100, 1, " %") if measure == "success" else (1, 4, "")
+    peak = mean_and_sd(row["peak_mean"], row["peak_sd"], scale, digits)
+    final = mean_and_sd(row["final_mean"], row["final_sd"], scale, digits)
+    several = f" ({row['num_runs']:.0f} runs)" if row["num_runs"] > 1 else ""
+    where = f"{row['peak_update_mean']:.0f}"
+    return f"{row['condition']}: peak {peak}{unit} at update {where}, final {final}{unit}{several}"
+
+
+def _label_x(axes: "Axes", x: Cost) -> None:
+    axes.set_xlabel(COSTS[x])
+    if x == "updates":
+        whole_numbers(axes)
+    elif x != "wall_clock":
+        thousands(axes)
+
+
+def _dress(axes: "Axes", measure: Measure) -> None:
+    if measure == "success":
+        percent(axes)
