@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
+from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
 
 if TYPE_CHECKING:
@@ -43,8 +44,12 @@ class Engine(ABC):
 
     @classmethod
     @abstractmethod
-    async def start(cls, model: ModelConfig, engine: EngineConfig, *, threads: int) -> "Engine":
+    async def start(
+        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none"
+    ) -> "Engine":
         """Load theta_0 into arena and live model, and probe that noise reaches the engine (design, section 5).
+
+        `optimiser`: es.optimiser.kind, whose state the arena keeps beside theta.
 
         Errors: ModelError for a checkpoint that cannot be used, EngineError when the probe fails.
         """
@@ -61,7 +66,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def digest(self) -> int:
-        """Digest of theta_version as the last load, update or perturb read it."""
+        """Digest of the arena at `version`, as the last load, update or perturb read it."""
 
     @abstractmethod
     async def load(self, checkpoint: Path | None) -> None:

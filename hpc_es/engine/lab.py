@@ -21,6 +21,7 @@ from hpc_es.engine.gate import Gate, to_the_end
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens
 from hpc_es.errors import EngineError, ModelError
+from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import Array
 from hpc_es.noise import threads as kernel_threads
@@ -63,11 +64,13 @@ class LabEngine(Engine):
         self._member: Member | None = None
 
     @classmethod
-    async def start(cls, model: ModelConfig, engine: EngineConfig, *, threads: int) -> "LabEngine":
+    async def start(
+        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none"
+    ) -> "LabEngine":
         kernel_threads.start(threads)
         thread = ThreadPoolExecutor(1, "lab-engine")
         try:
-            live = await asyncio.get_running_loop().run_in_executor(thread, _Live, model)
+            live = await asyncio.get_running_loop().run_in_executor(thread, _Live, model, optimiser)
             self = cls(live, thread, model, engine)
             await prove_noise_reaches(self)
         except BaseException:
@@ -159,9 +162,9 @@ class LabEngine(Engine):
 class _Live:
     """Arena and model; written in the engine's thread, with no request in flight."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, optimiser: Kind) -> None:
         _check(config.path)
-        self.arena = Arena.from_pretrained(config.path, config.include, config.exclude)
+        self.arena = Arena.from_pretrained(config.path, config.include, config.exclude, optimiser=optimiser)
         self.digest = self.arena.base_digest
         self._cast = {name: np.empty(self.arena.shape(name), CAST[config.dtype]) for name in self.arena.names}
         self.parameters = {name: np.full(self.arena.shape(name), np.nan, np.float32) for name in self.arena.names}

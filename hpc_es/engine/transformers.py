@@ -25,6 +25,7 @@ from hpc_es.engine.gate import Gate, to_the_end
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, end_tokens
 from hpc_es.errors import EngineError, ModelError
+from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import threads as kernel_threads
 from hpc_es.params.arena import Arena
@@ -45,10 +46,12 @@ class TransformersEngine(Engine):
         self._member: Member | None = None
 
     @classmethod
-    async def start(cls, model: ModelConfig, engine: EngineConfig, *, threads: int) -> "TransformersEngine":
+    async def start(
+        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none"
+    ) -> "TransformersEngine":
         thread = ThreadPoolExecutor(1, "transformers-engine", initializer=_use_threads, initargs=(threads,))
         try:
-            live = await asyncio.get_running_loop().run_in_executor(thread, _Live, model)
+            live = await asyncio.get_running_loop().run_in_executor(thread, _Live, model, optimiser)
         except BaseException:
             thread.shutdown(wait=False)
             raise
@@ -147,10 +150,10 @@ class Draw:
 class _Live:
     """Arena and model; used from the engine's thread alone."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, optimiser: Kind) -> None:
         self._config = config
         self._dtype: torch.dtype = getattr(torch, config.dtype)
-        self.arena = Arena.from_pretrained(config.path, config.include, config.exclude)
+        self.arena = Arena.from_pretrained(config.path, config.include, config.exclude, optimiser=optimiser)
         self.digest = self.arena.base_digest
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=True)

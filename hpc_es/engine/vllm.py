@@ -37,6 +37,7 @@ from hpc_es.engine.lifetime import Tie, is_running, process_start
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens
 from hpc_es.errors import ConfigError, EngineError
+from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
 from hpc_es.params.arena import Arena
 
@@ -63,9 +64,11 @@ class VllmEngine(Engine):
         self._digest = arena.base_digest
 
     @classmethod
-    async def start(cls, model: ModelConfig, engine: EngineConfig, *, threads: int) -> "VllmEngine":
+    async def start(
+        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none"
+    ) -> "VllmEngine":
         arena = await asyncio.to_thread(
-            partial(Arena.from_pretrained, model.path, model.include, model.exclude, shared=True)
+            partial(Arena.from_pretrained, model.path, model.include, model.exclude, shared=True, optimiser=optimiser)
         )
         arguments = _arguments(model, engine, cls.extension)
         scratch = Path(tempfile.mkdtemp(prefix="hpc_es-vllm-"))
@@ -96,6 +99,7 @@ class VllmEngine(Engine):
             "exclude": list(model.exclude),
             "version": self._arena.version,
             "base_digest": self._arena.base_digest,
+            "optimiser": self._arena.optimiser,
         }
         pids = await self._rpc("es_attach", arena, threads)
         cores = [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]

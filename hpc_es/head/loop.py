@@ -89,7 +89,8 @@ class Head:
         self._outcome: Exit | None = None
 
         tasks = count_tasks(config)
-        self.arena = Arena.from_pretrained(config.model.path, config.model.include, config.model.exclude)
+        model, optimiser = config.model, config.es.optimiser.kind
+        self.arena = Arena.from_pretrained(model.path, model.include, model.exclude, optimiser=optimiser)
         self._refuse_another_run()
         self.journal = JournalWriter.create(paths, self._started)
         self.hdf5 = Hdf5Writer(paths, locking=config.store.hdf5_locking, warn=log.warning)

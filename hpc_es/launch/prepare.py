@@ -41,7 +41,9 @@ def is_finished(paths: RunPaths) -> bool:
 def check(config: Config) -> None:
     """Find what would make the head or every worker fail at its start. Errors: ModelError, ConfigError, EnvError."""
     check_model(Path(config.model.path))
-    check_memory(config.model.path, num_arenas=config.launch.workers + 1)  # the head has one too
+    model, optimiser = config.model, config.es.optimiser.kind
+    num_arenas = config.launch.workers + 1  # the head has one too
+    check_memory(model.path, num_arenas, include=model.include, exclude=model.exclude, optimiser=optimiser)
     count_tasks(config)
 
 

@@ -95,7 +95,7 @@ class Solo:
         """The run's own engine, closed at the end. Errors: ModelError, EngineError."""
         config = recorded.config
         threads = config.engine.threads or len(os.sched_getaffinity(0))
-        engine = await start_engine(config.model, config.engine, threads=threads)
+        engine = await start_engine(config.model, config.engine, threads=threads, optimiser=config.es.optimiser.kind)
         try:
             yield cls(recorded, engine)
         finally:

@@ -95,8 +95,9 @@ async def _work(
     budget: Budget,
     head_is_gone: Callable[[], str | None],
 ) -> Ended:
-    check_memory(config.model.path)
-    engine = await start_engine(config.model, config.engine, threads=threads)
+    model, optimiser = config.model, config.es.optimiser.kind
+    check_memory(model.path, include=model.include, exclude=model.exclude, optimiser=optimiser)
+    engine = await start_engine(model, config.engine, threads=threads, optimiser=optimiser)
     try:
         return await Worker(paths, config, seat, engine, budget, head_is_gone).run()
     finally:
