@@ -176,7 +176,7 @@ FORGERIES = {
     "a member twice": (of_commit(lambda c: replace(c, members=(c.members[0], *c.members[:3]))), "already counted"),
     "an old member": (
         of_member(lambda m: replace(m, eval_id=EvalId(0, 0))),
-        "members by lag {0: 1, 1: 1}, the schedule states {0: 2}",
+        "members by lag {0: 3, 1: 1}, the schedule states {0: 4}",
     ),
     "a void member": (of_member(lambda m: replace(m, eval_id=EvalId(1, 1)), slot=1), "void"),
     "a plan": (without_plan, "never planned"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpc_es.config.load import from_record
 from hpc_es.config.schema import Config
 from hpc_es.errors import VerifyError
-from hpc_es.es.records import Assignment, Commit, EvalId, Member, Result, UpdateMember
+from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Member, Result, UpdateMember
 from hpc_es.es.staleness import Composed, lag
 from hpc_es.head import planning
 from hpc_es.params import Arena, checkpoint
@@ -70,6 +70,8 @@ class History:
     results: dict[EvalId, Result] = field(default_factory=dict)
     void: set[EvalId] = field(default_factory=set)
     discarded: set[EvalId] = field(default_factory=set)
+    centres: dict[int, float] = field(default_factory=dict)
+    """Fitness of the unperturbed centre on the members' batch, by version; the last one, where one was voided."""
     commits: list[Commit] = field(default_factory=list)
     digests: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -109,8 +111,8 @@ def replay(run: Path, version: int | None = None, *, model: Path | None = None) 
 
 def load_base(history: History, model: Path | None = None) -> Arena:
     """theta_0 of the run's base model."""
-    settings = history.config.model
-    return Arena.from_pretrained(model or settings.path, settings.include, settings.exclude)
+    settings, optimiser = history.config.model, history.config.es.optimiser.kind
+    return Arena.from_pretrained(model or settings.path, settings.include, settings.exclude, optimiser=optimiser)
 
 
 def collect(records: Iterable[journal.AnyRecord]) -> History:
@@ -164,6 +166,8 @@ def _sort_in(history: History, record: journal.AnyRecord) -> None:
             if result.eval_id in history.results:
                 history.problems.append(f"evaluation {result.eval_id} was reported twice")
             history.results[result.eval_id] = result
+            if result.eval_id.slot == CENTRE_SLOT and result.error is None:
+                history.centres[result.eval_id.version] = result.fitness
         case journal.Voided(eval_id=eval_id):
             history.void.add(eval_id)
         case journal.Discarded(eval_id=eval_id):
@@ -226,7 +230,11 @@ def _check_lags(history: History, commit: Commit) -> list[str]:
     lags = Counter(lag(member.eval_id.version, commit.version) for member in commit.members)
     if isinstance(schedule, Composed):
         stated = schedule.composition(commit.version)
-        return [] if lags == stated else [f"{where}: members by lag {dict(lags)}, the schedule states {stated}"]
+        return (
+            []
+            if lags == stated
+            else [f"{where}: members by lag {dict(sorted(lags.items()))}, the schedule states {stated}"]
+        )
     return [
         f"{where}: {count} members of lag {behind}, staleness.max_lag is {schedule.max_lag}"
         for behind, count in sorted(lags.items())
@@ -242,7 +250,10 @@ def _check_scalars(history: History, commit: Commit) -> list[str]:
         if assignment is None or assignment.member is None or result is None:
             return []  # already said
         cohort.append((assignment.member, result))
-    expected = planning.make_commit(history.config, commit.version, cohort)
+    try:
+        expected = planning.make_commit(history.config, commit.version, cohort, history.centres)
+    except VerifyError as error:
+        return [f"{where}: {error}"]
     problems = []
     for got, computed in zip(commit.members, expected.members, strict=True):
         for name in ("utility", "coefficient"):

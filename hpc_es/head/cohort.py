@@ -70,7 +70,9 @@ class Cohort:
 
     def commit(self) -> Commit:
         """The update that the full cohort makes: the N oldest results."""
-        return make_commit(self.config, self.update, [_measured(entry) for entry in self._oldest()])
+        return make_commit(
+            self.config, self.update, [_measured(entry) for entry in self._oldest()], self.ledger.centres
+        )
 
     def stale(self) -> list[Entry]:
         """Results that have waited too long, or came too late."""

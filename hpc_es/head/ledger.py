@@ -215,9 +215,11 @@ class Ledger:
                 continue
             if any(result.digest != self.digests[version] for result in results):
                 continue
-            rewards = [episode.reward for result in results for episode in result.episodes]
-            known = self.centres if kind == "centre" else self.eval_fitness
-            known[version] = sum(rewards) / len(rewards)
+            if kind == "centre":
+                self.centres[version] = results[0].fitness
+            else:
+                rewards = [episode.reward for result in results for episode in result.episodes]
+                self.eval_fitness[version] = sum(rewards) / len(rewards)
             for entry in group:
                 self._count_in(entry)
                 self._centre_ids[version].discard(entry.assignment.eval_id)
