@@ -1,8 +1,10 @@
-"""The contract of engines, run on both adapters with the tiny Llama; vLLM is started once for all of it."""
+"""The contract of engines, run on every adapter: transformers and vLLM with the tiny Llama, the laboratory with a model
+of its own. vLLM is started once for all of it."""
 
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +26,7 @@ from hpc_es.errors import ConfigError, EngineError, EnvError, HpcEsError, ModelE
 from hpc_es.es.records import Commit, EvalId, Member, UpdateMember
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
+from hpc_es.params.lab_model import write_lab_model
 from hpc_es.params.models import get_model
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
@@ -32,19 +35,24 @@ T = TypeVar("T")
 
 VLLM = [pytest.mark.vllm, pytest.mark.slow]
 BOTH = ["transformers", pytest.param("vllm", marks=VLLM)]
+EVERY = [*BOTH, "lab"]
 MEMBER = Member(seed=0x0123456789ABCDEF, sign=-1, sigma=0.02)
 PROMPT = [1, *range(3, 97), *range(3, 30)]
 """All printable ASCII, and some of it again: longer than three cache blocks."""
 BLOCK_SIZE, MAX_MODEL_LEN = 32, 256
 REAL_MODEL = Path(__file__).resolve().parent.parent / "models" / "smollm2-135m"
 GREEDY = SamplingConfig(max_tokens=24)
-CORRUPTIBLE = "model.layers.1.mlp.down_proj.weight"
+CORRUPTIBLE = {"lab": "readout.weight", "vllm": "model.layers.1.mlp.down_proj.weight"}
+CORRUPTIBLE["transformers"] = CORRUPTIBLE["vllm"]
+FACTS = {"lab": {"numpy"}, "vllm": {"vllm", "torch", "transformers"}, "transformers": {"torch", "transformers"}}
 
 
 @dataclass
 class Bench:
     """An engine together with the event loop that it lives in."""
 
+    kind: str
+    model: ModelConfig
     engine: Any
     run: Callable[[Coroutine[Any, Any, T]], T]
 
@@ -61,38 +69,65 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
     return ModelConfig(path=str(write_tiny_llama(tmp_path_factory.mktemp("tiny") / "model")), dtype="float32")
 
 
+@pytest.fixture(scope="module")
+def lab_model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    return ModelConfig(path=str(write_lab_model(tmp_path_factory.mktemp("lab") / "model", 16, seed=2)), dtype="float32")
+
+
 def settings(kind: str, **others: Any) -> EngineConfig:
     common = {"max_model_len": MAX_MODEL_LEN, "max_concurrent": 4, "kv_cache_mib": 32, "block_size": BLOCK_SIZE}
     return EngineConfig.model_validate({"kind": kind, **common, **others})
 
 
 @pytest.fixture(scope="module")
-def bench(request: pytest.FixtureRequest, model: ModelConfig) -> Iterator[Bench]:
-    """Either engine; the weights are left at whatever the test before wrote, theta at theta_0."""
+def bench(request: pytest.FixtureRequest, model: ModelConfig, lab_model: ModelConfig) -> Iterator[Bench]:
+    """Any engine; the weights are left at whatever the test before wrote, theta at theta_0."""
+    yield from opened(request.param, lab_model if request.param == "lab" else model)
+
+
+@pytest.fixture(scope="module")
+def llama_reference(model: ModelConfig) -> Iterator[Bench]:
+    """A transformers engine that nothing else has touched."""
+    yield from opened("transformers", model)
+
+
+@pytest.fixture(scope="module")
+def lab_reference(lab_model: ModelConfig) -> Iterator[Bench]:
+    yield from opened("lab", lab_model)
+
+
+@pytest.fixture
+def reference(bench: Bench, request: pytest.FixtureRequest) -> Bench:
+    """An engine that must give the same answers, and that nothing else has touched."""
+    return request.getfixturevalue("lab_reference" if bench.kind == "lab" else "llama_reference")
+
+
+def opened(kind: str, model: ModelConfig) -> Iterator[Bench]:
     with asyncio.Runner() as runner:
-        engine = runner.run(_start(request.param, model))
-        yield Bench(engine, runner.run)
+        engine = runner.run(_start(kind, model))
+        yield Bench(kind, model, engine, runner.run)
         runner.run(engine.close())
 
 
 async def _start(kind: str, model: ModelConfig) -> Engine:
     if kind == "transformers":
         return await start_engine(model, settings(kind), threads=1)
+    if kind == "lab":
+        from hpc_es.engine.lab import LabEngine
+
+        class Unhurried(LabEngine):
+            """As slow as a language model, for tests that catch a request in flight."""
+
+            async def _breathe(self) -> None:
+                await asyncio.sleep(0.001)
+
+        return await Unhurried.start(model, settings(kind), threads=1)
     from hpc_es.engine.vllm import VllmEngine
 
     class Corruptible(VllmEngine):
         extension = "corruptible_extension.CorruptibleExtension"
 
     return await Corruptible.start(model, settings(kind), threads=1)
-
-
-@pytest.fixture(scope="module")
-def reference(model: ModelConfig) -> Iterator[Bench]:
-    """A transformers engine that nothing else has touched."""
-    with asyncio.Runner() as runner:
-        engine = runner.run(_start("transformers", model))
-        yield Bench(engine, runner.run)
-        runner.run(engine.close())
 
 
 def commit(version: int) -> Commit:
@@ -106,7 +141,7 @@ def commit(version: int) -> Commit:
 
 
 def in_every_engine(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.parametrize("bench", BOTH, indirect=True)(test)
+    return pytest.mark.parametrize("bench", EVERY, indirect=True)(test)
 
 
 def in_vllm(test: Callable[..., None]) -> Callable[..., None]:
@@ -114,11 +149,12 @@ def in_vllm(test: Callable[..., None]) -> Callable[..., None]:
 
 
 @in_every_engine
-def test_an_engine_starts_at_theta_0_and_says_what_it_is(bench: Bench, model: ModelConfig) -> None:
-    digest = Arena.from_pretrained(model.path).digest()
+def test_an_engine_starts_at_theta_0_and_says_what_it_is(bench: Bench) -> None:
+    digest = Arena.from_pretrained(bench.model.path).digest()
     assert bench.engine.version == 0
     assert bench.engine.digest == bench.engine.info.base_digest == digest
-    assert {"torch", "transformers", "device", "dtype"} <= bench.engine.info.facts.keys()
+    assert FACTS[bench.kind] | {"engine", "device", "dtype"} <= bench.engine.info.facts.keys()
+    assert bench.engine.info.facts["engine"] == bench.kind
 
 
 @in_every_engine
@@ -268,8 +304,8 @@ def test_choices_that_are_not_one_token_each_are_refused(bench: Bench, choices: 
 
 
 @in_every_engine
-def test_updates_reach_arena_and_live_model(bench: Bench, reference: Bench, model: ModelConfig) -> None:
-    arena = Arena.from_pretrained(model.path)
+def test_updates_reach_arena_and_live_model(bench: Bench, reference: Bench) -> None:
+    arena = Arena.from_pretrained(bench.model.path)
     base = bench.logits(None)
     for each in (bench, reference):
         each.run(each.engine.update([commit(1), commit(2)]))
@@ -289,7 +325,7 @@ def test_updates_reach_arena_and_live_model(bench: Bench, reference: Bench, mode
 
 
 @in_every_engine
-def test_a_cancelled_update_is_either_done_or_not_begun(bench: Bench, model: ModelConfig) -> None:
+def test_a_cancelled_update_is_either_done_or_not_begun(bench: Bench) -> None:
     async def scenario() -> None:
         update = asyncio.create_task(bench.engine.update([commit(1)]))
         await asyncio.sleep(0)
@@ -297,7 +333,7 @@ def test_a_cancelled_update_is_either_done_or_not_begun(bench: Bench, model: Mod
         with pytest.raises(asyncio.CancelledError):
             await update
 
-    arena = Arena.from_pretrained(model.path)
+    arena = Arena.from_pretrained(bench.model.path)
     bench.run(scenario())
     arena.apply([commit(version) for version in range(1, bench.engine.version + 1)])
     assert bench.engine.digest == arena.digest()
@@ -305,8 +341,8 @@ def test_a_cancelled_update_is_either_done_or_not_begun(bench: Bench, model: Mod
 
 
 @in_every_engine
-def test_a_checkpoint_is_loaded_and_updates_go_on_from_it(bench: Bench, model: ModelConfig, tmp_path: Path) -> None:
-    arena = Arena.from_pretrained(model.path)
+def test_a_checkpoint_is_loaded_and_updates_go_on_from_it(bench: Bench, tmp_path: Path) -> None:
+    arena = Arena.from_pretrained(bench.model.path)
     arena.apply([commit(1), commit(2)])
     folder = checkpoint.write(RunPaths(tmp_path), arena)
     bench.run(bench.engine.load(folder))
@@ -332,16 +368,20 @@ def test_the_probe_names_a_live_weight_that_differs(bench: Bench, member: Member
     bench.run(bench.engine.perturb(member))
     bench.run(bench.engine.probe())
     flip_one_bit(bench)
-    with pytest.raises(EngineError, match=r"layers\.1\.mlp\.down_proj"):
+    with pytest.raises(EngineError, match=re.escape(CORRUPTIBLE[bench.kind].removesuffix(".weight"))):
         bench.run(bench.engine.probe())
     bench.run(bench.engine.probe())
 
 
 def flip_one_bit(bench: Bench) -> None:
-    if hasattr(bench.engine, "_rpc"):
-        bench.run(bench.engine._rpc("es_flip_one_bit", CORRUPTIBLE))
+    name = CORRUPTIBLE[bench.kind]
+    if bench.kind == "vllm":
+        bench.run(bench.engine._rpc("es_flip_one_bit", name))
         return
-    parameter = dict(bench.engine._live.model.named_parameters())[CORRUPTIBLE]
+    if bench.kind == "lab":
+        bench.engine._live.parameters[name].view(np.uint32).flat[100] ^= 1
+        return
+    parameter = dict(bench.engine._live.model.named_parameters())[name]
     parameter.data.view(torch.int32).flatten()[parameter.numel() // 2] ^= 1
 
 
@@ -382,11 +422,12 @@ def test_the_engine_leaves_the_environment_of_its_process_alone(bench: Bench) ->
     assert "VLLM_HOST_IP" not in os.environ
 
 
-@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("kind", EVERY)
 def test_a_missing_or_quantised_model_is_named(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="nowhere"):
         asyncio.run(start_engine(ModelConfig(path=str(tmp_path / "nowhere")), settings(kind), threads=1))
-    folder = write_tiny_llama(tmp_path / "quantised")
+    quantised = tmp_path / "quantised"
+    folder = write_lab_model(quantised, 4) if kind == "lab" else write_tiny_llama(quantised)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq"}}))
     with pytest.raises(ModelError, match="gptq"):
@@ -417,7 +458,7 @@ def test_an_untied_head_is_a_tensor_of_its_own(tmp_path: Path) -> None:
         engine = runner.run(start_engine(model, settings("transformers"), threads=1))
         only_head = model.model_copy(update={"include": ("lm_head*",)})
         scoped = runner.run(start_engine(only_head, settings("transformers"), threads=1))
-        bench, head = Bench(engine, runner.run), Bench(scoped, runner.run)
+        bench, head = (Bench("transformers", model, each, runner.run) for each in (engine, scoped))
         assert bench.logits(None) == head.logits(None)
         assert bench.logits(None) != head.logits(MEMBER) != bench.logits(MEMBER)
         for each in (engine, scoped):
@@ -427,12 +468,31 @@ def test_an_untied_head_is_a_tensor_of_its_own(tmp_path: Path) -> None:
 def test_bfloat16_is_written_as_the_arena_rounds_it(tmp_path: Path) -> None:
     model = ModelConfig(path=str(write_tiny_llama(tmp_path / "model")), dtype="bfloat16")
     with asyncio.Runner() as runner:
-        bench = Bench(runner.run(start_engine(model, settings("transformers"), threads=1)), runner.run)
+        engine = runner.run(start_engine(model, settings("transformers"), threads=1))
+        bench = Bench("transformers", model, engine, runner.run)
         assert bench.logits(None) != bench.logits(MEMBER)
         live = dict(bench.engine._live.model.named_parameters())["model.norm.weight"]
         expected = Arena.from_pretrained(model.path).perturbed("model.norm.weight", MEMBER, "bfloat16")
         assert (live.detach().view(torch.uint16).numpy() == expected).all()
         runner.run(bench.engine.close())
+
+
+def test_the_laboratory_computes_no_other_model(model: ModelConfig) -> None:
+    with pytest.raises(ModelError, match=r"of type llama.*lab-10k"):
+        asyncio.run(start_engine(model, settings("lab"), threads=1))
+
+
+def test_the_laboratory_rounds_to_the_type_that_a_language_model_would_have(lab_model: ModelConfig) -> None:
+    with asyncio.Runner() as runner:
+        for dtype in ("bfloat16", "float16"):
+            model = lab_model.model_copy(update={"dtype": dtype})
+            bench = Bench("lab", model, runner.run(start_engine(model, settings("lab"), threads=1)), runner.run)
+            bench.logits(MEMBER)
+            rounded = Arena.from_pretrained(model.path).perturbed("embedding.weight", MEMBER, dtype)
+            expected = rounded if dtype == "float16" else (rounded.astype(np.uint32) << 16).view(np.float32)
+            assert (bench.engine._live.parameters["embedding.weight"] == expected).all()
+            bench.run(bench.engine.probe())
+            runner.run(bench.engine.close())
 
 
 def test_a_missing_engine_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, model: ModelConfig) -> None:
@@ -457,7 +517,7 @@ def test_the_real_model_agrees_in_both_engines() -> None:
         benches = []
         for kind in ("vllm", "transformers"):
             started = runner.run(start_engine(model, settings(kind, kv_cache_mib=64), threads=1))
-            benches.append(Bench(started, runner.run))
+            benches.append(Bench(kind, model, started, runner.run))
         prompt = benches[0].engine.tokenizer.encode("The capital of France is Paris. The capital of Italy is")
         logits, answers = [], []
         for bench in benches:
@@ -482,7 +542,9 @@ def test_extra_arguments_of_vllm_are_checked(model: ModelConfig, key: str, messa
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_two_ranks_share_the_arena_and_die_with_the_front(model: ModelConfig, reference: Bench, tmp_path: Path) -> None:
+def test_two_ranks_share_the_arena_and_die_with_the_front(
+    model: ModelConfig, llama_reference: Bench, tmp_path: Path
+) -> None:
     log = (tmp_path / "front.log").open("w")
     front = subprocess.Popen(
         [sys.executable, Path(__file__).with_name("engine_front.py"), model.path], stdout=subprocess.PIPE, stderr=log
@@ -499,10 +561,10 @@ def test_two_ranks_share_the_arena_and_die_with_the_front(model: ModelConfig, re
         assert not [path for path in Path("/dev/shm").iterdir() if path.name.startswith(said["shared_memory"])]
     finally:
         front.kill()
-    reference.run(reference.engine.update([commit(1)]))
-    assert said["digest"] == reference.engine.digest
-    np.testing.assert_allclose(said["logits"], reference.logits(MEMBER), rtol=1e-4)
-    reference.run(reference.engine.load(None))
+    llama_reference.run(llama_reference.engine.update([commit(1)]))
+    assert said["digest"] == llama_reference.engine.digest
+    np.testing.assert_allclose(said["logits"], llama_reference.logits(MEMBER), rtol=1e-4)
+    llama_reference.run(llama_reference.engine.load(None))
 
 
 def gone_within(pids: list[int], seconds: float) -> bool:

@@ -208,9 +208,9 @@ def draw(logits: Array, sampling: SamplingConfig, generator: random.Random) -> i
     scaled = logits[order].astype(np.float64) / sampling.temperature
     ends = np.exp(scaled - scaled[0]).cumsum()
     ends /= ends[-1]
-    kept = int(np.searchsorted(ends, sampling.top_p)) + 1  # the first so many that together reach top_p
-    at = np.searchsorted(ends[:kept], generator.random() * ends[min(kept, ends.size) - 1], side="right")
-    return int(order[min(int(at), ends.size - 1)])
+    ends = ends[: int(np.searchsorted(ends, sampling.top_p)) + 1]  # the first so many that together reach top_p
+    at = int(np.searchsorted(ends, generator.random() * ends[-1], side="right"))
+    return int(order[min(at, ends.size - 1)])
 
 
 def _until_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:

@@ -1,0 +1,94 @@
+"""configs/staleness: every condition of the published study, held against its table."""
+
+from pathlib import Path
+
+import pytest
+
+from hpc_es.config import load
+from hpc_es.config.schema import Config
+from hpc_es.head.planning import schedule_of
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+STALENESS = CONFIGS / "staleness"
+SIZES = {"16x16": (16, 16, 200), "30x32": (30, 32, 200), "30x100": (30, 100, 120)}
+"""Population, tasks per member, updates."""
+
+COHORTS: dict[str, dict[str, dict[int, int]]] = {
+    "16x16": {
+        "sync": {0: 16},
+        "lag4-18.75": {0: 13, 4: 3},
+        "lag4-50": {0: 8, 4: 8},
+        "lag4-100": {4: 16},
+        "lag8-18.75": {0: 13, 8: 3},
+        "lag8-50": {0: 8, 8: 8},
+        "lag8-100": {8: 16},
+        "tail-32": {0: 8, 1: 2, 2: 1, 4: 1, 8: 3, 32: 1},
+        "tail-64": {0: 8, 1: 2, 2: 1, 4: 1, 8: 2, 32: 1, 64: 1},
+        "tail-128": {0: 8, 1: 2, 2: 1, 4: 1, 8: 1, 32: 1, 64: 1, 128: 1},
+        "staircase": {128: 16},
+    },
+    "30x32": {
+        "sync": {0: 30},
+        "lag1-50": {0: 15, 1: 15},
+        "lag1-100": {1: 30},
+        "lag4-10": {0: 27, 4: 3},
+        "lag4-50": {0: 15, 4: 15},
+        "lag4-100": {4: 30},
+        "lag8-10": {0: 27, 8: 3},
+        "lag8-50": {0: 15, 8: 15},
+        "lag8-100": {8: 30},
+        "tail-32": {0: 15, 1: 3, 2: 2, 4: 2, 8: 6, 32: 2},
+        "tail-64": {0: 15, 1: 3, 2: 2, 4: 2, 8: 4, 32: 2, 64: 2},
+        "tail-128": {0: 15, 1: 3, 2: 2, 4: 2, 8: 2, 32: 2, 64: 2, 128: 2},
+        "staircase": {128: 30},
+    },
+    "30x100": {"sync": {0: 30}, "lag4-10": {0: 27, 4: 3}, "lag8-10": {0: 27, 8: 3}},
+}
+"""Results by lag in the cohort of update 200 (30x100: 120); published.md and the paper's tables."""
+NATURAL = [(size, "async-1") for size in SIZES]
+
+
+def load_preset(folder: Path, preset: str) -> Config:
+    """The preset over a minimal base, as a user's file would take it."""
+    base, mine = folder / "base.yaml", folder / "mine.yaml"
+    base.write_text("run: {name: x, num_updates: 1}\nmodel: {path: none}\ntask: {env: lab}\n")
+    mine.write_text(f"extends: [base.yaml, {STALENESS / preset}.yaml]\n")
+    return load(mine).config
+
+
+@pytest.mark.parametrize(("size", "name"), [(size, name) for size, names in COHORTS.items() for name in names])
+def test_a_condition_has_the_published_cohort(tmp_path: Path, size: str, name: str) -> None:
+    config = load_preset(tmp_path, f"{size}/{name}")
+    assert (config.es.population, config.es.tasks_per_member, config.run.num_updates) == SIZES[size]
+    assert schedule_of(config).composition(config.run.num_updates) == COHORTS[size][name]
+
+
+@pytest.mark.parametrize(("size", "name"), NATURAL)
+def test_async_1_takes_what_comes_at_most_one_version_late(tmp_path: Path, size: str, name: str) -> None:
+    config = load_preset(tmp_path, f"{size}/{name}")
+    assert (config.es.population, config.es.tasks_per_member, config.run.num_updates) == SIZES[size]
+    schedule = schedule_of(config)
+    assert (schedule.on_demand, schedule.max_lag) == (True, 1)
+
+
+@pytest.mark.parametrize("size", ["16x16", "30x32"])
+def test_the_staircase_consumes_cohorts_around_theta_0_at_every_step(tmp_path: Path, size: str) -> None:
+    schedule = schedule_of(load_preset(tmp_path, f"{size}/staircase"))
+    lags = {update: max(schedule.composition(update)) for update in range(1, 201)}
+    assert [update for update in lags if update == 1 or lags[update] != lags[update - 1]] == [1, 33, 65, 129]
+    assert [lags[update] for update in (1, 33, 65, 129)] == [0, 32, 64, 128]
+    assert all(update - 1 - lags[update] == 0 for update in (33, 65, 129))
+
+
+def test_there_is_no_preset_that_nobody_checks() -> None:
+    files = {(path.parent.name, path.stem) for path in STALENESS.glob("*/*.yaml")}
+    assert files == {(size, name) for size, names in COHORTS.items() for name in names} | set(NATURAL)
+
+
+def test_the_random_walk_lies_over_any_condition(tmp_path: Path) -> None:
+    assert load_preset(tmp_path, "random-walk").es.control == "random-walk"
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "lab").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_laboratory_loads(path: Path) -> None:
+    assert load(path).config.engine.kind == "lab"
