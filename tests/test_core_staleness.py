@@ -11,6 +11,7 @@ from hpc_es.es.staleness import Composed, lag
 from hpc_es.head.events import Received
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.planning import schedule_of
+from hpc_es.head.status import Anchor, status
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 
@@ -275,6 +276,9 @@ def test_workers_beyond_the_bound_stay_idle():
         stage.move(next(move for move in stage.moves() if not move.startswith("finish")))
     assert stage.core.ledger.live.total() == 4
     assert stage.core.crew.num_idle == 5
+    shown = status(stage.core, Anchor("stage", 1, 0.0, 0), stage.now)
+    assert shown.why_idle == "5 idle: more than 4 evaluations at once would break the bound of lag 1"
+    assert shown.cohort_done == 0
 
 
 def test_a_stale_cohort_is_the_same_members_as_were_planned_at_the_old_version():
@@ -296,3 +300,10 @@ def test_the_centre_on_the_members_batch_is_measured_once_per_version_and_before
         batches = {a.tasks for a in planned if a.version == version and a.kind != "eval"}
         assert len(batches) == 1
     assert sorted(stage.core.ledger.centres) == [0, 1, 2]
+
+
+def test_a_run_with_few_members_per_subspace_says_so_once():
+    stage = staged(1, es={"population": 8, "subspaces": 4})
+    stage.start_head()
+    notes = [record.what for record in records_of(stage, journal.Noted)]
+    assert sum("CoPES advises at least 10" in note for note in notes) == 1

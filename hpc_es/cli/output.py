@@ -76,7 +76,8 @@ def status_table(status: Status) -> RenderableType:
     for worker in status.workers:
         shares = (f"{worker.busy_share:.0%}", f"{worker.useful_share:.0%}", str(worker.num_results))
         workers.add_row(worker.seat, worker.host, worker.state, str(worker.version), *shares)
-    cohort = Text(f"cohort {status.cohort_done} of {status.cohort_size}")
+    idle = f"; {status.why_idle}" if status.why_idle else ""
+    cohort = Text(f"cohort {status.cohort_done} of {status.cohort_size}{idle}")
     events = [Text(event, style="dim") for event in status.events[-NUM_EVENTS_SHOWN:]]
     return Group(done, Text(status_line(status)), cohort, *([workers] if status.workers else []), *events)
 

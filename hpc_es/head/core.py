@@ -13,6 +13,7 @@ import math
 import msgspec
 
 from hpc_es.config.schema import Config
+from hpc_es.es import subspaces
 from hpc_es.es.records import Commit, EvalId, Result
 from hpc_es.head.admission import refusal
 from hpc_es.head.cohort import Cohort
@@ -57,6 +58,9 @@ class Core:
     def start(self, now: float) -> list[Instruction]:
         """After the ledger has been restored and the arena stands at its version."""
         self._now = self._began = now
+        advice = subspaces.advice(self.config.es.population, self.config.es.subspaces)
+        if advice and self.ledger.planned < 0:
+            self.note("warning", advice)
         self._advance()
         return self._take()
 

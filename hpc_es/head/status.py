@@ -39,6 +39,7 @@ def status(core: Core, anchor: Anchor, now: float) -> Status:
         tokens_per_second=core.crew.num_tokens / elapsed if core.crew.num_tokens else None,
         workers=tuple(_worker(core, worker, now) for worker in core.crew.workers.values()),
         events=tuple(core.notes),
+        why_idle=_why_idle(core),
     )
 
 
@@ -48,6 +49,19 @@ def _state(core: Core) -> str:
     if not core.crew.workers:
         return "waiting for workers"
     return "finishing" if core.ledger.version >= core.config.run.num_updates else "running"
+
+
+def _why_idle(core: Core) -> str:
+    num_idle, cohort = core.crew.num_idle, core.cohort
+    if not num_idle or core.stopping is not None:
+        return ""
+    if core.ledger.version >= core.config.run.num_updates:
+        return f"{num_idle} idle: no update is left to work for"
+    if cohort.on_demand and cohort.room() == 0:
+        bound = cohort.schedule.max_lag
+        most = cohort.schedule.population * (bound + 1)
+        return f"{num_idle} idle: more than {most} evaluations at once would break the bound of lag {bound}"
+    return f"{num_idle} idle: all of this version is handed out, and its cohort is not complete"
 
 
 def _worker(core: Core, worker: Worker, now: float) -> WorkerStatus:

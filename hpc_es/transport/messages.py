@@ -215,6 +215,8 @@ class Status(Message, frozen=True):
     workers: tuple[WorkerStatus, ...]
     events: tuple[str, ...]
     """The last few, newest last."""
+    why_idle: str = ""
+    """Why workers have nothing to do, where some have not."""
 
 
 AnyMessage = (
