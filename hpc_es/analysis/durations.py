@@ -26,19 +26,12 @@ if TYPE_CHECKING:
 
 Quantile = Callable[[float], float]
 """A distribution of seconds, as the function from (0, 1) to its quantiles."""
+Seconds = Quantile | float
 
 LOAD_MEMBERS = 2
 """Reading a checkpoint costs about as much as applying so many members of an update."""
 
 _normal = NormalDist().inv_cdf
-
-
-def nothing(_: float) -> float:
-    return 0.0
-
-
-def constant(seconds: float) -> Quantile:
-    return lambda _: seconds
 
 
 def empirical(seconds: Sequence[float]) -> Quantile:
@@ -62,22 +55,22 @@ class Evaluations(Protocol):
 class Costs:
     """What there is besides evaluations, in seconds."""
 
-    catch_up: Quantile = nothing
+    catch_up: Seconds = 0.0
     """A worker applies one update that it has not applied yet."""
-    prepare: Quantile = nothing
+    prepare: Seconds = 0.0
     """The same when there is none to apply."""
     load: float = 0.0
     """A worker reads a checkpoint."""
-    dispatch: Quantile = nothing
+    dispatch: Seconds = 0.0
     """From the head's lease until the worker begins: fsync, message."""
-    report: Quantile = nothing
+    report: Seconds = 0.0
     """From the worker's end until the head has the result."""
     first_starts: tuple[float, ...] = ()
     """From the start of the head until the k-th worker is connected; further ones are drawn from `start`."""
-    start: Quantile = nothing
-    head_update: Quantile = nothing
+    start: Seconds = 0.0
+    head_update: Seconds = 0.0
     """The head's pass over its arena."""
-    checkpoint: Quantile = nothing
+    checkpoint: Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,27 +85,30 @@ class Durations:
 
     def catch_up(self, eval_id: EvalId, num_versions: int, *, load: bool) -> float:
         """Bringing a worker's arena forward by so many versions, after reading a checkpoint or not."""
-        u = uniform(self.seed, "catch up", *_key(eval_id))
-        seconds = num_versions * self.costs.catch_up(u) if num_versions else self.costs.prepare(u)
+        each = self.costs.catch_up if num_versions else self.costs.prepare
+        seconds = max(num_versions, 1) * self._draw(each, "catch up", *_key(eval_id))
         return seconds + self.costs.load * load
 
     def dispatch(self, eval_id: EvalId) -> float:
-        return self.costs.dispatch(uniform(self.seed, "dispatch", *_key(eval_id)))
+        return self._draw(self.costs.dispatch, "dispatch", *_key(eval_id))
 
     def report(self, eval_id: EvalId) -> float:
-        return self.costs.report(uniform(self.seed, "report", *_key(eval_id)))
+        return self._draw(self.costs.report, "report", *_key(eval_id))
 
     def start(self, number: int, incarnation: int) -> float:
         """Until a worker is connected, counted from its launch."""
         if incarnation == 0 and number < len(self.costs.first_starts):
             return self.costs.first_starts[number]
-        return self.costs.start(uniform(self.seed, "start", number, incarnation))
+        return self._draw(self.costs.start, "start", number, incarnation)
 
     def head_update(self, version: int) -> float:
-        return self.costs.head_update(uniform(self.seed, "head", version))
+        return self._draw(self.costs.head_update, "head", version)
 
     def checkpoint(self, version: int) -> float:
-        return self.costs.checkpoint(uniform(self.seed, "checkpoint", version))
+        return self._draw(self.costs.checkpoint, "checkpoint", version)
+
+    def _draw(self, seconds: Seconds, *labels: str | int) -> float:
+        return seconds if isinstance(seconds, (int, float)) else seconds(uniform(self.seed, *labels))
 
 
 def uniform(seed: int, *labels: str | int) -> float:
@@ -232,7 +228,7 @@ def _costs_of(run: "Run", measured: "pd.DataFrame", population: int) -> Costs:
         first_starts=tuple(starts),
         start=empirical(starts or [0.0]),
         head_update=empirical(head_updates or [0.0]),
-        checkpoint=constant(_checkpoint_seconds(run)),
+        checkpoint=_checkpoint_seconds(run),
     )
 
 
@@ -292,13 +288,13 @@ def parse(text: str, *, population: int, independent: bool = False, seed: int = 
         if shared > 1:
             raise ConfigError(f"--durations {text}: shared={shared:g} is a part of the variance, at most 1")
         evaluations = LogNormal(values["median"], values.get("sigma", 0.8), shared, values.get("eval", 1.0))
-    of = {key: constant(values.get(key, 0.0)) for key in _COSTS}
+    of = {key: values.get(key, 0.0) for key in _COSTS}
     costs = Costs(
         catch_up=of["update"],
-        load=LOAD_MEMBERS / population * values.get("update", 0.0),
+        load=LOAD_MEMBERS / population * of["update"],
         dispatch=of["dispatch"],
         report=of["report"],
-        start=around(values.get("start", 0.0)),
+        start=around(of["start"]) if of["start"] else 0.0,
         head_update=of["head_update"],
         checkpoint=of["checkpoint"],
     )

@@ -72,7 +72,9 @@ def simulate(
         print_json({"durations": durations, "seed": seed, "results": rows})
         return
     out = console()
-    out.print(_table(rows), width=None if out.is_terminal else WIDTH_IN_FILES)
+    if not out.is_terminal:
+        out.width = WIDTH_IN_FILES
+    out.print(_table(rows))
     events, seconds = sum(result.num_events for result in results), sum(result.compute_s for result in results)
     out.print(f"{events:,} events of the head in {seconds:.1f} s", style="dim", markup=False)
 
