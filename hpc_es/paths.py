@@ -13,6 +13,8 @@ RUN/
   slurm/                   the scripts that were submitted, and <job>.json for every job of the run
   evals/                   journals of evaluations made after the run
   report/                  tables and figures
+  base/                    of a fork: theta_V of the run that it comes from
+  fork.json                of a fork: which run, version and digest, and what was changed
 """
 
 import re
@@ -74,6 +76,14 @@ class RunPaths:
     @property
     def report(self) -> Path:
         return self.root / "report"
+
+    @property
+    def base(self) -> Path:
+        return self.root / "base"
+
+    @property
+    def fork(self) -> Path:
+        return self.root / "fork.json"
 
     def segment(self, generation: int) -> Path:
         return self.root / f"journal.{generation}.hpcj"

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from hpc_es import __version__
-from hpc_es.cli import probe, simulate, slurm
+from hpc_es.cli import probe, simulate, slurm, study
 from hpc_es.cli.arguments import (
     EXIT_FAILED,
     EXIT_MISTAKE,
@@ -251,6 +251,7 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
 slurm.add_commands(app)
 simulate.add_commands(app)
 probe.add_commands(app)
+study.add_commands(app)
 
 
 @app.command(hidden=True)

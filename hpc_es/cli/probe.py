@@ -61,8 +61,8 @@ def noise(
     facts = {"run": str(run), "version": scores.version, "scores": scores, "noise": floor, "verdict": verdict(floor)}
     kept = _keep(run, f"probe-noise-v{scores.version:08d}.json", facts, json)
     out.print(_noise_table(floor))
-    if floor.trades:
-        out.print(_trade_table(floor, scores.population))
+    if floor.signal.low > 0:
+        out.print(_trade_table(floor))
     out.print(f"theta_{scores.version}: {verdict(floor)}", markup=False, style="bold")
     out.print(f"scores: {kept}", markup=False)
 
@@ -131,26 +131,26 @@ def _keep(run: Path, name: str, facts: dict[str, Any], show: bool) -> Path:
 
 
 def _noise_table(floor: "NoiseFloor") -> "Table":
-    table = _table("source of variance", "of one score", "95 % interval", "meaning")
+    table = _table("variance of a score", "value", "95 % interval", "")
     rows: list[tuple[str, Estimate, str]] = [
         ("members (signal)", floor.signal, "what the update is after"),
-        ("member x batch", floor.task_noise, "members rank differently on other tasks"),
-        ("sampling", floor.sampling_noise, "the same member on the same tasks, drawn again"),
-        ("batch", floor.batch, "tasks easier or harder for all: cancels in z"),
-        ("reliability of z", floor.reliability, "signal / (signal + member x batch + sampling)"),
+        ("member x batch", floor.task_noise, "other tasks, other order"),
+        ("sampling", floor.sampling_noise, "the same tasks drawn again"),
+        ("batch", floor.batch, "harder for all: cancels in z"),
+        ("reliability of z", floor.reliability, "share of the variance of z"),
     ]
     for title, estimate, meaning in rows:
         table.add_row(title, f"{estimate.value:.3g}", f"{estimate.low:.3g} to {estimate.high:.3g}", meaning)
     return table
 
 
-def _trade_table(floor: "NoiseFloor", population: int) -> "Table":
+def _trade_table(floor: "NoiseFloor") -> "Table":
     """Gains are squared signal-to-noise ratios of the update, against N and T of the run."""
-    table = _table("tasks T", "reliability", "cosine", "N, equal episodes", "gain", "N, equal seconds", "gain")
+    table = _table("tasks T", "reliability", "cosine", "N at equal episodes", "gain", "at equal seconds", "gain")
     for trade in floor.trades:
         seconds, gain = trade.members_at_equal_seconds, trade.gain_at_equal_seconds
         table.add_row(
-            f"{trade.num_tasks}" + (f" (the run's, N {population})" if trade.num_tasks == floor.num_tasks else ""),
+            f"{trade.num_tasks}" + (" (now)" if trade.num_tasks == floor.num_tasks else ""),
             f"{trade.reliability:.3f}",
             f"{trade.cosine:.3f}",
             f"{trade.members:.1f}",
@@ -158,15 +158,15 @@ def _trade_table(floor: "NoiseFloor", population: int) -> "Table":
             "-" if seconds is None else f"{seconds:.1f}",
             "-" if gain is None else f"{gain:.2f}",
         )
-    table.caption = "cosine: to the update of the same members without noise; gain: N * reliability against the run's"
+    table.caption = "cosine: to the update of these members without noise; gain: N * reliability, now = 1"
     return table
 
 
 def _stale_table(found: "list[Agreement]", version: int) -> "Table":
-    table = _table("lag", "dispatched at", "rank correlation", "of the ceiling", "cosine of z", "then", "now", "logged")
+    table = _table("lag", "from", "rank correlation", "of lag 0", "cosine of z", "then", "now", "logged")
     for row in found:
         table.add_row(
-            f"{row.lag}" + (" (ceiling)" if row.lag == 0 else ""),
+            f"{row.lag}",
             f"theta_{row.version}",
             "no spread" if row.rank_correlation is None else str(row.rank_correlation),
             "-" if row.share_of_ceiling is None else f"{row.share_of_ceiling:.0%}",
@@ -175,14 +175,14 @@ def _stale_table(found: "list[Agreement]", version: int) -> "Table":
             f"{row.mean_now:.4f}",
             f"{row.num_logged} of {row.num_members}",
         )
-    table.caption = f"the same noise scored around the older version (then) and around theta_{version} (now)"
+    table.caption = f"then: where it was dispatched; now: around theta_{version}; lag 0, twice there, is the ceiling"
     return table
 
 
 def _table(*titles: str) -> "Table":
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2), header_style="dim", caption_justify="left")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", caption_justify="left")
     for title in titles:
-        table.add_column(title)
+        table.add_column(title, no_wrap=True)
     return table

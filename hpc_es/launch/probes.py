@@ -6,6 +6,7 @@ the run. The numbers are judged in analysis/probes.py.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -158,10 +159,11 @@ def members_of(recorded: Recorded, tasks: Tasks, version: int, count: int) -> li
             f"{config.es.population}"
         )
     planned = {eval_id.slot: a for eval_id, a in sorted(recorded.members.items()) if eval_id.version == version}
-    for slot in range(config.es.population):
-        if slot not in planned:
-            planned[slot] = assign_member(config, tasks, version, slot, version + 1)
-    return [planned[slot] for slot in sorted(planned)[:count]]
+    chosen = list(planned.values())[:count]
+    unplanned = (slot for slot in itertools.count() if slot not in planned)
+    while len(chosen) < count:
+        chosen.append(assign_member(config, tasks, version, next(unplanned), version + 1))
+    return chosen
 
 
 def logged_cost(recorded: Recorded) -> Cost | None:

@@ -1,0 +1,263 @@
+"""Questions to finished runs, and runs that begin where they stopped: counterfactual, fork, compare."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpc_es.cli.arguments import Json, Overrides, RunFolder, run_paths
+from hpc_es.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hpc_es.analysis.compare import Comparison, Costs, Paired, Policy
+    from hpc_es.analysis.counterfactual import Counterfactual
+
+Side = Annotated[str, typer.Argument(help="RUN or RUN@VERSION; several seeds with commas between them.")]
+
+
+class Shaping(StrEnum):
+    zscore = "zscore"
+    centred_ranks = "centred_ranks"
+
+
+class Baseline(StrEnum):
+    none = "none"
+    batch = "batch"
+    centre = "centre"
+
+
+def add_commands(app: typer.Typer) -> None:
+    for command in (counterfactual, fork, compare):
+        app.command()(command)
+
+
+# --- counterfactual ---------------------------------------------------------------------------------------------
+
+
+def counterfactual(
+    run: RunFolder,
+    overrides: Overrides = None,
+    shaping: Annotated[Shaping | None, typer.Option(help="es.shaping")] = None,
+    lag_weight: Annotated[
+        str | None, typer.Option(help="none, inverse or exponential, with a rate: inverse:1.")
+    ] = None,
+    baseline: Annotated[Baseline | None, typer.Option(help="es.baseline")] = None,
+    drop: Annotated[str | None, typer.Option(help="stale[:LAG], slowest, longest or random[:SHARE].")] = None,
+    sample: Annotated[int, typer.Option(min=0, help="Elements for exact cosines from the noise; 0: none.")] = 0,
+    csv: Annotated[Path | None, typer.Option(help="Default: RUN/report/counterfactual.csv.")] = None,
+    json: Json = False,
+) -> None:
+    """What other settings would have made of each update, from the log alone."""
+    import dataclasses
+
+    from hpc_es.analysis.counterfactual import Drop
+    from hpc_es.analysis.counterfactual import counterfactual as recompute
+    from hpc_es.cli.output import console, print_json
+
+    paths = run_paths(run)
+    asked = list(overrides or ())
+    asked += [f"es.shaping={shaping.value}"] if shaping else []
+    asked += [f"es.baseline={baseline.value}"] if baseline else []
+    asked += _lag_weight(lag_weight) if lag_weight is not None else []
+    found = recompute(paths.root, asked, drop=None if drop is None else Drop.parse(drop), sample=sample)
+    csv = csv or paths.report / "counterfactual.csv"
+    _write_csv(found, csv)
+    if json:
+        summary = {"cosine_mean": found.mean("cosine"), "norm_ratio_mean": found.mean("norm_ratio")}
+        print_json({"run": str(run), **dataclasses.asdict(found), **summary, "csv": str(csv)})
+    out = console(stderr=json)
+    out.print(_lines_table(found))
+    for line in _summary(found):
+        out.print(line, markup=False)
+    out.print(f"table: {csv}", markup=False)
+
+
+def _lag_weight(text: str) -> list[str]:
+    kind, colon, rate = text.partition(":")
+    return [f"es.lag_weight.kind={kind}", *([f"es.lag_weight.rate={rate}"] if colon else [])]
+
+
+def _write_csv(found: "Counterfactual", path: Path) -> None:
+    import csv
+    import dataclasses
+
+    rows = [dataclasses.asdict(line) for line in found.lines]
+    if not rows:
+        raise ConfigError("the run has no update yet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _lines_table(found: "Counterfactual") -> "Table":
+    exact = any(line.exact_cosine is not None for line in found.lines)
+    table = _table("update", "members", "kept", "lag", "cosine", *(["exact"] if exact else []), "norm ratio")
+    for line in found.lines:
+        table.add_row(
+            str(line.update),
+            str(line.num_members),
+            str(line.num_kept),
+            f"{line.lag_mean:.2f}",
+            _number(line.cosine, "null"),
+            *([_number(line.exact_cosine, "null")] if exact else []),
+            _number(line.norm_ratio, "null"),
+        )
+    return table
+
+
+def _summary(found: "Counterfactual") -> list[str]:
+    lines = [f"changed: {'; '.join(found.changes)}"]
+    if (lowest := found.lowest()) is not None:
+        lines.append(
+            f"cosine to the committed update: mean {_number(found.mean('cosine'))}, lowest {_number(lowest.cosine)} "
+            f"(update {lowest.update}); norm: {_number(found.mean('norm_ratio'))} of the committed one, in the mean"
+        )
+        lines.append(
+            f"all updates together: cosine {_number(found.whole_cosine)}, norm {_number(found.whole_norm_ratio)} of "
+            "the committed sum"
+        )
+    return lines
+
+
+# --- fork -------------------------------------------------------------------------------------------------------
+
+
+def fork(
+    run: RunFolder,
+    name: Annotated[str, typer.Option(help="Of the new run.")],
+    overrides: Overrides = None,
+    version: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="A folder for theta_V that several forks share; default: in the new run's.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option("--model", help="The base model of RUN, where it has moved.")] = None,
+    start: Annotated[bool, typer.Option("--start", help="Run it at once.")] = False,
+    json: Json = False,
+) -> None:
+    """Prepare a new run that begins from any version of RUN, with changed settings."""
+    from hpc_es.analysis.verify import replay
+    from hpc_es.cli.output import console, print_json
+    from hpc_es.launch.fork import plan_fork, write_fork
+
+    root = run_paths(run).root
+    out = console(stderr=json)
+    planned = plan_fork(root, version, name, overrides or (), base)
+    paths = write_fork(
+        planned, lambda: replay(root, planned.version, model=model), say=lambda text: out.print(text, markup=False)
+    )
+    command = f"hpc-es run {paths.root}"
+    es, settings = planned.config.es, planned.config.run
+    out.print(f"{paths.root} begins from theta_{planned.version} of {root}, checked by its digest", markup=False)
+    for difference in planned.differences:
+        out.print(f"  {difference}", markup=False)
+    out.print(
+        f"schedules begin anew: update 1 of {settings.num_updates} has sigma {es.sigma.start:g}, alpha "
+        f"{es.alpha.start:g}" + ("; the optimiser's state begins at zero" if planned.loses_optimiser else ""),
+        markup=False,
+    )
+    if json:
+        differences = [str(difference) for difference in planned.differences]
+        facts = {"run": str(paths.root), "origin": str(root), "version": planned.version, "base": str(planned.base)}
+        print_json({**facts, "differences": differences, "command": command})
+    if start:
+        from hpc_es.cli import run as run_command
+
+        run_command(paths.root)
+    else:
+        out.print(f"start it with: {command}", markup=False)
+
+
+# --- compare ----------------------------------------------------------------------------------------------------
+
+
+def compare(
+    a: Side,
+    b: Side,
+    version: Annotated[int | None, typer.Option(help="Of both, where no @VERSION is given; default: the last.")] = None,
+    num_tasks: Annotated[int | None, typer.Option(min=2, help="Only the first so many held-out tasks.")] = None,
+    json: Json = False,
+) -> None:
+    """Is A better than B? A paired verdict on their held-out tasks, with what both cost."""
+    from hpc_es.analysis.compare import compare as compare_policies
+    from hpc_es.cli.output import console, print_json
+
+    found = compare_policies(_policies(a, version), _policies(b, version), num_tasks=num_tasks)
+    out = console(stderr=json)
+    if json:
+        import dataclasses
+
+        print_json({**dataclasses.asdict(found), "verdict": found.verdict, "success_verdict": found.success.verdict})
+    out.print(f"A: {found.label_a}\nB: {found.label_b}", markup=False)
+    for difference in found.differences:
+        out.print(f"  {difference}", markup=False)
+    out.print(_paired_table(found))
+    out.print(_costs_table(found.costs_a, found.costs_b))
+    for line in _verdict_lines(found):
+        out.print(line, markup=False)
+
+
+def _policies(side: str, version: int | None) -> "list[Policy]":
+    from hpc_es.analysis.compare import parse_side, policy
+    from hpc_es.store import read
+
+    return [policy(read(path), version if at is None else at) for path, at in parse_side(side)]
+
+
+def _paired_table(found: "Comparison") -> "Table":
+    table = _table("held out", "A", "B", "A - B (95 %)", "p", "could show")
+    rows: list[tuple[str, Paired]] = [("reward", found.reward), ("success", found.success)]
+    for title, pair in rows:
+        table.add_row(
+            title,
+            f"{pair.mean_a:.4f}",
+            f"{pair.mean_b:.4f}",
+            f"{pair.difference:+.4f} ({pair.low:+.4f} to {pair.high:+.4f})",
+            f"{pair.p_value:.4f}",
+            f"±{pair.detectable:.4f}",
+        )
+    return table
+
+
+def _costs_table(a: "Costs", b: "Costs") -> "Table":
+    from hpc_es.cli.output import duration
+
+    table = _table("training up to there", "A", "B", "A / B")
+    for title, x, y in (
+        ("updates", a.updates, b.updates),
+        ("evaluations", a.evaluations, b.evaluations),
+        ("tokens", a.tokens, b.tokens),
+        ("worker-seconds", a.worker_seconds, b.worker_seconds),
+    ):
+        table.add_row(title, f"{x:,.0f}", f"{y:,.0f}", f"{x / y:.2f}" if y else "-")
+    ratio = f"{a.wall_clock_s / b.wall_clock_s:.2f}" if b.wall_clock_s else "-"
+    table.add_row("wall-clock", duration(a.wall_clock_s), duration(b.wall_clock_s), ratio)
+    return table
+
+
+def _verdict_lines(found: "Comparison") -> list[str]:
+    reward, success = found.reward, found.success
+    lines = [f"reward: {reward.verdict}", f"success: {success.verdict}"]
+    if reward.num_seeds == 1:
+        lines.append(f"over {reward.num_tasks} tasks and one run per side: another seed may say otherwise")
+    else:
+        by_seed = ", ".join(f"{value:+.4f}" for value in reward.by_seed)
+        lines.append(f"over {reward.num_tasks} tasks and {reward.num_seeds} seeds; reward by seed: {by_seed}")
+    return lines
+
+
+def _table(*titles: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in titles:
+        table.add_column(title, no_wrap=True)
+    return table
+
+
+def _number(value: float | None, unknown: str = "-") -> str:
+    return unknown if value is None else f"{value:.4f}"
