@@ -307,3 +307,14 @@ def test_a_run_with_few_members_per_subspace_says_so_once():
     stage.start_head()
     notes = [record.what for record in records_of(stage, journal.Noted)]
     assert sum("CoPES advises at least 10" in note for note in notes) == 1
+
+
+def test_a_half_of_a_mirrored_pair_that_is_left_alone_stays_valid_and_is_logged():
+    stage = staged(1, es={"population": 4, "mirrored": True}, run={"num_updates": 2})
+    next(iter(stage.workers.values())).errors = 1
+    stage.run()
+    check(stage)
+    notes = [record.what for record in records_of(stage, journal.Noted)]
+    assert [note for note in notes if "without their other half" in note] == [
+        "update 1 has 2 members of mirrored pairs without their other half"
+    ]

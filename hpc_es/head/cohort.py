@@ -4,6 +4,8 @@ Invariant: asks, and changes nothing. Whatever it answers follows from the confi
 restarts decides alike.
 """
 
+from collections import Counter
+
 from hpc_es.config.schema import Config
 from hpc_es.es.records import Assignment, Commit, Kind, Member, Result
 from hpc_es.es.staleness import Verdict
@@ -87,6 +89,12 @@ class Cohort:
 
     def _oldest(self) -> list[Entry]:
         return self.ledger.reported_for(self.update)[: self.schedule.population]
+
+
+def num_orphans(commit: Commit) -> int:
+    """Members of mirrored pairs whose other half is in another update, or nowhere."""
+    halves = Counter((member.eval_id.version, member.seed) for member in commit.members)
+    return sum(count == 1 for count in halves.values())
 
 
 def _measured(entry: Entry) -> tuple[Member, Result]:
