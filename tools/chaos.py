@@ -1,14 +1,20 @@
 """Kill a run again and again, and compare it with one that nobody disturbed.
 
     python tools/chaos.py configs/chaos.yaml --moments 10 --seed 1 [key=value ...]
+    python tools/chaos.py configs/chaos_modes.yaml --modes all --faults head --moments 20
     tools/slurm_cluster.sh start && eval "$(tools/slurm_cluster.sh env)"
     python tools/chaos.py configs/chaos.yaml --slurm run.num_updates=40 [key=value ...]
 
 Two runs of one configuration, one after the other: `undisturbed`, and `disturbed`, which at random moments loses a
 worker, the head, both, or everything with its launcher (all by SIGKILL), or has its head frozen (SIGSTOP), replaced
 by a second one and thawed. It is brought back each time by the command that started it. At the end both must have the
-same digest for every version, `verify` must find nothing, no evaluation may be counted twice, and no process may be
-left. Exit code 0 only then.
+same digest for every version. Natural asynchrony consumes results in the order in which they arrive, so there is only
+the disturbed run. Of every run: `verify` must find nothing (the bound on lag, the cohorts' composition, noise and
+coefficients); every result that ever stood in the journal is still there, and was counted by exactly one update,
+discarded with a lag above the bound, voided because of its digest, or (natural asynchrony) left over at the end;
+nothing reported was dispatched again; and no process may be left. Exit code 0 only then.
+
+With --modes every schedule of that list is played in turn, or `all`: see MODES.
 
 With --slurm the disturbed run is submitted, once, to the cluster of tools/slurm_cluster.sh; the faults are those of a
 cluster, and a script rather than a lottery: a slurmd that dies under the head (so that there are two heads), a
@@ -20,64 +26,113 @@ import random
 import shutil
 import sys
 import time
-from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import chaos_local
+from chaos_checks import complaints
 from chaos_local import Fault, Run
 
-from hpc_es.analysis.verify import verify
 from hpc_es.config import load
-from hpc_es.store import records as journal
+from hpc_es.es.records import EvalId, Result
+from hpc_es.head.planning import schedule_of
 
 SITE = Path(__file__).resolve().parent.parent / "configs" / "sites" / "test-cluster.yaml"
 
-
-# --- the comparison ---------------------------------------------------------------------------------------------
-
-
-def digests(run: Run) -> dict[int, int]:
-    return {record.version: record.digest for record in run.records() if isinstance(record, journal.Digested)}
-
-
-def complaints(undisturbed: Run, disturbed: Run, left: list[int]) -> list[str]:
-    """Everything that is not as it should be."""
-    found = [f"processes are left: {left}"] if left else []
-    expected, got = digests(undisturbed), digests(disturbed)
-    if not expected:
-        found.append("the undisturbed run has no digests")
-    for version in sorted(expected.keys() | got.keys()):
-        if expected.get(version) != got.get(version):
-            found.append(f"digest of version {version}: {expected.get(version)} undisturbed, {got.get(version)} here")
-    commits = [record.commit for record in disturbed.records() if isinstance(record, journal.Committed)]
-    counted = Counter(member.eval_id for commit in commits for member in commit.members)
-    found += [f"evaluation {eval_id} was counted {n} times" for eval_id, n in counted.items() if n != 1]
-    for run in (undisturbed, disturbed):
-        found += [f"verify {run.paths.root}: {problem}" for problem in verify(run.paths.root).problems]
-    return found
+MODES = {
+    "sync": "mode: sync",
+    "natural-discard": "mode: natural, max_lag: 1, overdue: discard",
+    "natural-hold": "mode: natural, max_lag: 1, overdue: hold",
+    "controlled": "mode: controlled, lag: 3, share: 0.5",
+    "tail": "mode: tail, counts: {0: 3, 1: 1, 2: 1, 4: 1}",
+    "staircase": "mode: staircase, steps: [[1, 0], [4, 3], [8, 7], [15, 14]]",
+}
+"""Settings of `staleness` for runs of some 20 updates, and for `tail` of population 6."""
 
 
-def inflict(run: Run, kind: str, fault: Fault, moment: int, apart: float, rng: random.Random) -> bool:
-    """Wait for a random moment, up to `apart` results from now, and let it happen. False when the run has ended."""
-    awaited = run.num_results() + rng.uniform(0, apart)  # 0: right away, while all is starting
-    run.wait(lambda: run.num_results() >= awaited or run.finished())
-    time.sleep(rng.uniform(0, 0.5))
-    if run.finished():
-        print(f"the run ended before fault {moment}", flush=True)
-        return False
-    print(f"{moment:3d}. {kind:<10} at version {run.version()}, {run.num_results()} results", flush=True)
-    fault(run, rng)
-    return True
+@dataclass
+class Play:
+    """One configuration, undisturbed and disturbed."""
+
+    arguments: argparse.Namespace
+    run_class: type[Run]
+    faults: dict[str, Fault]
+    kinds: list[str]
+    rng: random.Random
+    out: Path
+    overrides: list[str]
+    seen: dict[EvalId, Result] = field(default_factory=dict)
+    """Results that stood in the journal before a fault."""
+    num_faults: int = 0
+
+    def run(self) -> bool:
+        """True when all is as it should be."""
+        disturbed, undisturbed, left = self._make("disturbed", self.run_class), None, list[int]()
+        if not schedule_of(disturbed.config).on_demand:
+            undisturbed = self._make("undisturbed", Run)
+            undisturbed.wait(undisturbed.finished)
+            left += undisturbed.end()
+        missed = self._disturb(disturbed)
+        disturbed.wait(disturbed.finished)
+        left += disturbed.end()
+        fates, problems = complaints(undisturbed, disturbed, self.seen, left)
+        if self.arguments.slurm and missed:
+            problems.append(f"the run ended before {missed}, so the script was not played: raise run.num_updates")
+        for problem in problems:
+            print(f"WRONG: {problem}")
+        verdict = "the same bits as undisturbed" if undisturbed else "every result has one fate"
+        print(
+            f"{disturbed.config.staleness.mode}: {disturbed.version()} updates, {self.num_faults} faults, "
+            f"{len(disturbed.paths.segments())} heads, {disturbed.starts} launches; {fates}: "
+            + ("NOT AS IT SHOULD BE" if problems else verdict),
+            flush=True,
+        )
+        return not problems
+
+    def _make(self, name: str, run_class: type[Run]) -> Run:
+        self.out.mkdir(parents=True, exist_ok=True)
+        overrides = [*self.overrides, f"run.dir={self.out}", f"run.name={name}", "launch.max_restarts=100"]
+        site = SITE if self.arguments.slurm else None
+        config = load(self.arguments.config, overrides, site=site).config
+        return run_class(self.arguments.config, overrides, config, self.arguments.limit)
+
+    def _disturb(self, run: Run) -> str | None:
+        """The fault that the run did not live to see, if any."""
+        moments = self.arguments.moments or (len(self.kinds) if self.arguments.slurm else 10)
+        # On a cluster most faults take long by themselves, and the run goes on meanwhile.
+        share = 0.2 if self.arguments.slurm else 1.4
+        num_results = run.config.run.num_updates * run.config.es.population
+        for moment in range(1, moments + 1):
+            kind = self.kinds[(moment - 1) % len(self.kinds)] if self.arguments.slurm else self.rng.choice(self.kinds)
+            apart = share * max(num_results - run.num_results(), 0) / (moments - moment + 2)
+            if not self._inflict(run, kind, moment, apart):
+                return kind
+        return None
+
+    def _inflict(self, run: Run, kind: str, moment: int, apart: float) -> bool:
+        """Wait for a random moment, up to `apart` results from now, and let it happen. False when the run has ended."""
+        awaited = run.num_results() + self.rng.uniform(0, apart)  # 0: right away, while all is starting
+        run.wait(lambda: run.num_results() >= awaited or run.finished())
+        time.sleep(self.rng.uniform(0, 0.5))
+        if run.finished():
+            print(f"the run ended before fault {moment}", flush=True)
+            return False
+        print(f"{moment:3d}. {kind:<10} at version {run.version()}, {run.num_results()} results", flush=True)
+        self.seen.update(run.results())
+        self.faults[kind](run, self.rng)
+        self.num_faults += 1
+        return True
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("config", type=Path)
     parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--modes", help=f"schedules to play in turn: all, or some of {', '.join(MODES)}")
     parser.add_argument("--slurm", action="store_true", help="disturb a run on the cluster of tools/slurm_cluster.sh")
     parser.add_argument("--moments", type=int, help="faults to inflict; default 10, with --slurm each kind once")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of faults and moments")
     parser.add_argument("--faults", help="which kinds; with --slurm in this order")
-    parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="folder of both runs; emptied first")
+    parser.add_argument("--out", type=Path, default=Path("runs/chaos"), help="folder of the runs; emptied first")
     parser.add_argument("--limit", type=float, default=600, help="seconds without an end that count as hanging")
     return parser.parse_intermixed_args()
 
@@ -85,49 +140,25 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments = arguments_of(parser)
-    rng = random.Random(arguments.seed)
     run_class, faults = _on_slurm() if arguments.slurm else (Run, chaos_local.FAULTS)
-    kinds = arguments.faults.split(",") if arguments.faults else list(faults)
-    if unknown := set(kinds) - set(faults):
-        parser.error(f"no such faults: {', '.join(sorted(unknown))}; there are {', '.join(faults)}")
-    moments = arguments.moments or (len(kinds) if arguments.slurm else 10)
+    kinds = _chosen(parser, "faults", arguments.faults, list(faults))
+    modes = _chosen(parser, "modes", arguments.modes, list(MODES)) if arguments.modes else [None]
     out = arguments.out.resolve()  # as it stands in the command lines of jobs
     shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    all_well = True
+    for mode in modes:
+        overrides = [*([f"staleness={{{MODES[mode]}}}"] if mode else []), *arguments.overrides]
+        rng = random.Random(arguments.seed)
+        all_well &= Play(arguments, run_class, faults, kinds, rng, out / (mode or ""), overrides).run()
+    return 0 if all_well else 1
 
-    def make_run(name: str, run_class: type[Run]) -> Run:
-        overrides = [*arguments.overrides, f"run.dir={out}", f"run.name={name}", "launch.max_restarts=100"]
-        config = load(arguments.config, overrides, site=SITE if arguments.slurm else None).config
-        return run_class(arguments.config, overrides, config, arguments.limit)
 
-    undisturbed, disturbed = make_run("undisturbed", Run), make_run("disturbed", run_class)
-    undisturbed.wait(undisturbed.finished)
-    left = undisturbed.end()
-    print(f"undisturbed: {undisturbed.version()} updates, {undisturbed.num_results()} results", flush=True)
-
-    # On a cluster most faults take long by themselves, and the run goes on meanwhile.
-    share = 0.2 if arguments.slurm else 1.4
-    num_results = undisturbed.num_results()
-    missed = None
-    for moment in range(1, moments + 1):
-        kind = kinds[(moment - 1) % len(kinds)] if arguments.slurm else rng.choice(kinds)
-        apart = share * max(num_results - disturbed.num_results(), 0) / (moments - moment + 2)
-        if not inflict(disturbed, kind, faults[kind], moment, apart, rng):
-            missed = kind
-            break
-    disturbed.wait(disturbed.finished)
-    left += disturbed.end()
-
-    problems = complaints(undisturbed, disturbed, left)
-    if arguments.slurm and missed:
-        problems.append(f"the run ended before {missed}, so the script was not played: raise run.num_updates")
-    for problem in problems:
-        print(f"WRONG: {problem}")
-    heads = len(disturbed.paths.segments())
-    final = digests(disturbed).get(disturbed.version(), 0)
-    print(f"disturbed: {disturbed.version()} updates, {heads} heads, {disturbed.starts} launches, digest {final:016x}")
-    print("not as it should be" if problems else "both runs have the same bits, and every evaluation counts once")
-    return 1 if problems else 0
+def _chosen(parser: argparse.ArgumentParser, what: str, given: str | None, there: list[str]) -> list[str]:
+    """The names of a list, in its order."""
+    names = there if given in (None, "all") else given.split(",")
+    if unknown := set(names) - set(there):
+        parser.error(f"no such {what}: {', '.join(sorted(unknown))}; there are {', '.join(there)}")
+    return names
 
 
 def _on_slurm() -> tuple[type[Run], dict[str, Fault]]:

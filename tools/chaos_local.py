@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_es.config import Config
+from hpc_es.es.records import EvalId, Result
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
@@ -67,8 +68,16 @@ class Run:
     def version(self) -> int:
         return sum(isinstance(record, journal.Committed) for record in self.records())
 
+    def results(self) -> dict[EvalId, Result]:
+        """All that stand in the journal."""
+        reported = (record.result for record in self.records() if isinstance(record, journal.Reported))
+        return {result.eval_id: result for result in reported}
+
     def num_results(self) -> int:
-        return sum(isinstance(record, journal.Reported) for record in self.records())
+        return len(self.results())
+
+    def digests(self) -> dict[int, int]:
+        return {record.version: record.digest for record in self.records() if isinstance(record, journal.Digested)}
 
     def finished(self) -> bool:
         return any(isinstance(record, journal.Stopped) and record.finished for record in self.records())
@@ -104,11 +113,13 @@ def kill_worker(run: Run, rng: random.Random) -> None:
 
 
 def kill_head(run: Run, rng: random.Random) -> None:
+    """At whatever it is doing, be it starting; the next one where the last is dead already."""
+    run.wait(lambda: bool(run.pids("head")) or run.finished())
     run.kill("head")
 
 
 def kill_both(run: Run, rng: random.Random) -> None:
-    run.kill("head")
+    kill_head(run, rng)
     run.kill("worker")
 
 
