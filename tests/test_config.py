@@ -163,7 +163,7 @@ def test_an_unknown_key_suggests_the_right_one(config_file: Path, override: str,
         ("es.sigma=x", "es.sigma=x (override) must be a number, or a section with kind, start and end"),
         ("es.sigma={kind: cosine, start: 1}", "needs `end`"),
         ("es.sigma=.nan", "es.sigma.start"),
-        ("engine.kind=vlm", "must be one of 'vllm' or 'transformers'; did you mean vllm?"),
+        ("engine.kind=vlm", "must be one of 'vllm', 'transformers' or 'lab'; did you mean vllm?"),
         ("run.name=12", "run.name=12 (override) must be text; put it in quotes"),
         ("run.name=../x", "must consist of letters"),
         ("run.seed=-1", "run.seed=-1 (override) must be at least 0"),
@@ -232,6 +232,21 @@ def test_of_several_files_that_a_file_extends_the_later_wins(tmp_path: Path) -> 
     (tmp_path / "c.yaml").write_text("extends: [a.yaml, b.yaml]\n")
     config = load(tmp_path / "c.yaml").config
     assert (config.run.num_updates, config.staleness.mode) == (5, "natural")
+
+
+def test_a_file_among_the_overrides_is_laid_over_the_config_in_its_turn(tmp_path: Path, config_file: Path) -> None:
+    (tmp_path / "over.yaml").write_text("es: {population: 16, sigma: 0.5}\n")
+    config = load(config_file, ["es.sigma=0.1", str(tmp_path / "over.yaml"), "es.population=20"]).config
+    assert (config.es.population, config.es.sigma.start) == (20, 0.5)
+    assert "no such config file" in error_of(config_file, "none.yaml")
+
+
+def test_another_mode_of_staleness_replaces_all_of_the_former(tmp_path: Path, config_file: Path) -> None:
+    (tmp_path / "over.yaml").write_text("staleness: {mode: controlled, lag: 2, share: 0.5}\n")
+    config = load(config_file, ["staleness={mode: natural, max_lag: 3}", str(tmp_path / "over.yaml")]).config
+    assert config.staleness.mode == "controlled"
+    config = load(config_file, [str(tmp_path / "over.yaml"), "staleness.lag=4"]).config
+    assert (config.staleness.lag, config.staleness.share) == (4, 0.5)
 
 
 def test_a_staleness_setting_of_another_mode_is_refused_by_its_name(tmp_path: Path) -> None:

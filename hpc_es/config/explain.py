@@ -13,7 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from hpc_es.config.schema import Config
+from hpc_es.config.schema import TAGGED, Config
 
 _RULES = {
     "int_type": "must be a whole number",
@@ -33,10 +33,6 @@ _RULES = {
 }
 
 
-_TAGGED = ("staleness",)
-"""Sections that are one of several kinds, told apart by a key of theirs."""
-
-
 def explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     """One line per fault. `origins`: dotted key -> where its value stands."""
     return "\n".join(_explain_one(fault, origins) for fault in error.errors())
@@ -46,7 +42,7 @@ def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
     key, value, kind = _dotted(_without_tag(fault["loc"])), fault["input"], fault["type"]
     place = f" ({origins[key]})" if key in origins else ""
     if kind == "extra_forbidden":
-        if fault["loc"][0] in _TAGGED:
+        if fault["loc"][0] in TAGGED:
             return f"{key}: unknown key of the kind {fault['loc'][1]}{place}; {_remedy(key)}"
         return f"{key}: unknown key{place}; {_remedy(key)}"
     if kind == "missing":
@@ -75,7 +71,7 @@ def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
 
 def _without_tag(location: Sequence[str | int]) -> Sequence[str | int]:
     """Pydantic's place of a value, without the tag that it puts after the name of a section of several kinds."""
-    return [*location[:1], *location[2:]] if location and location[0] in _TAGGED else location
+    return [*location[:1], *location[2:]] if location and location[0] in TAGGED else location
 
 
 def _tag(fault: ErrorDetails) -> str:

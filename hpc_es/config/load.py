@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from hpc_es.config import yaml12
 from hpc_es.config.explain import explain
-from hpc_es.config.schema import HARMLESS, Config
+from hpc_es.config.schema import HARMLESS, TAGGED, Config
 from hpc_es.config.yaml12 import Given, Tree
 from hpc_es.errors import ConfigError
 
@@ -45,15 +45,17 @@ class Difference:
 
 
 def load(path: Path, overrides: Sequence[str] = (), *, site: Path | None = None) -> Loaded:
-    """Read a config file, lay `key=value` overrides over it, and check the whole.
+    """Read a config file, lay the overrides over it in order, and check the whole.
 
+    An override is `key=value`, or another YAML file that says only what is different (configs/staleness, say).
     `site` is laid over what the config file extends and under what it says itself; it holds harmless keys only.
 
     Errors: ConfigError that names each wrong key, its value, where it stands, and what is allowed.
     """
     tree = _read(path, (), _read_site(site) if site else {})
     for override in overrides:
-        tree = _merge(tree, _override(override))
+        is_file = "=" not in override and override.endswith((".yaml", ".yml"))
+        tree = _merge(tree, _read(Path(override), ()) if is_file else _override(override))
     try:
         config = _validate(yaml12.plain(tree))
     except ValidationError as error:
@@ -162,6 +164,12 @@ def _parents(path: Path, base: "Tree | Given | None") -> list[str]:
 
 
 def _merge(base: Tree, over: Tree) -> Tree:
+    for section, tag in TAGGED.items():
+        before, after = base.get(section), over.get(section)
+        if not isinstance(before, dict) or not isinstance(after, dict) or tag not in after:
+            continue
+        if tag not in before or yaml12.plain(after[tag]) != yaml12.plain(before[tag]):
+            base = {key: value for key, value in base.items() if key != section}  # nothing of another kind is left
     merged = yaml12.merge(base, over)
     assert isinstance(merged, dict), "two mappings merge to a mapping"
     return merged
@@ -172,7 +180,9 @@ def _override(text: str) -> Tree:
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
-        raise ConfigError(f"override {text!r} must have the form section.key=value, e.g. es.population=16")
+        raise ConfigError(
+            f"override {text!r} must have the form section.key=value, e.g. es.population=16, or be a .yaml file"
+        )
     tree = _relabel(yaml12.parse(value, f"override {key}"), "override")
     for part in reversed(parts):
         tree = {part: tree}

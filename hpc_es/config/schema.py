@@ -241,6 +241,9 @@ class Config(Model):
         return self
 
 
+TAGGED = {"staleness": "mode"}
+"""Sections that are one of several kinds, and the key that tells which."""
+
 HARMLESS = (
     "run.name",
     "run.dir",
