@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_es.es import population, schedules, shaping
+from hpc_es.config.es import EsConfig
+from hpc_es.es import population, remedies, schedules, shaping, subspaces
 from hpc_es.es.records import EvalId
 
 finite = st.floats(-1e6, 1e6)
@@ -127,3 +128,79 @@ def test_coefficients_are_fp32_and_carry_sign_and_table_scale():
     assert plus == -minus
     assert plus == shaping.fp32(5e-4 * 1.5 / 2 / 4096)
     assert shaping.fp32(plus) == plus
+
+
+# --- subspaces and remedies ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 64), st.integers(1, 4), st.booleans())
+def test_slots_fill_all_subspaces_alike_and_pairs_stay_together(num_subspaces, per_subspace, mirrored):
+    slots = range(num_subspaces * per_subspace * (2 if mirrored else 1))
+    owners = [subspaces.subspace(slot, num_subspaces, mirrored=mirrored) for slot in slots]
+    assert all(owners.count(k) == len(slots) / num_subspaces for k in range(num_subspaces))
+    if mirrored:
+        assert owners[::2] == owners[1::2]
+
+
+def test_every_update_has_a_partition_of_its_own_and_one_subspace_has_none():
+    seeds = {subspaces.partition_seed(1, update, 4) for update in range(1, 1000)}
+    assert len(seeds) == 999
+    assert subspaces.partition_seed(2, 1, 4) not in seeds
+    assert subspaces.partition_seed(1, 1, 1) == 0
+
+
+def test_members_share_the_weight_of_their_subspace():
+    assert subspaces.weights([0, 1, 1, 2, 1]) == [1, 1 / 3, 1 / 3, 1, 1 / 3]
+    assert subspaces.scaled(1e-3, 4) == 2e-3
+    assert subspaces.scaled(0.1, 1) == 0.1
+
+
+def test_few_members_per_subspace_are_warned_about():
+    assert subspaces.advice(40, 4) is None
+    assert subspaces.advice(8, 1) is None
+    assert "9.75 members per subspace" in subspaces.advice(39, 4)
+
+
+@pytest.mark.parametrize(
+    ("es", "message"),
+    [
+        ({"population": 42, "subspaces": 4}, r"es\.population=42 must be a multiple of 4.*es\.subspaces=4.*members"),
+        ({"population": 36, "subspaces": 8, "mirrored": True}, r"multiple of 16.*equally many pairs"),
+        ({"optimiser": {"kind": "adam", "epsilon": 1e-60}}, "greater than or equal"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(es, message):
+    with pytest.raises(ValueError, match=message):
+        EsConfig.model_validate(es)
+
+
+def test_weights_by_lag_are_one_when_fresh_and_fall():
+    assert [remedies.lag_weight("inverse", lag, 1.0) for lag in (0, 1, 3)] == [1, 0.5, 0.25]
+    assert remedies.lag_weight("exponential", 2, 0.5) == pytest.approx(math.exp(-1))
+    for kind in ("none", "inverse", "exponential"):
+        assert remedies.lag_weight(kind, 0, 3.0) == 1
+
+
+@given(st.lists(st.tuples(finite, st.integers(0, 3)), min_size=1, max_size=20))
+def test_a_baseline_per_batch_leaves_each_batch_with_mean_zero_and_its_order(pairs):
+    values, versions = zip(*pairs, strict=True)
+    left = remedies.without_batch_means(values, versions)
+    for version in set(versions):
+        mine = [(value, rest) for value, rest, v in zip(values, left, versions, strict=True) if v == version]
+        assert abs(math.fsum(rest for _, rest in mine)) <= 1e-9 * max(abs(value) for value, _ in mine) + 1e-300
+        assert all((a[0] < b[0]) <= (a[1] <= b[1]) for a in mine for b in mine)
+        if len({value for value, _ in mine}) == 1:
+            assert all(rest == 0 for _, rest in mine)
+
+
+def test_a_baseline_of_the_centre_compares_each_member_with_its_own_batch():
+    assert remedies.without_centres([1.0, 2.0, 5.0], [3, 3, 4], {3: 1.5, 4: 4.0, 5: 9.0}) == [-0.5, 0.5, 1.0]
+
+
+def test_meaningless_scores_are_standard_normal_and_belong_to_their_evaluation():
+    scores = [remedies.meaningless(1, EvalId(version, slot)) for version in range(100) for slot in range(50)]
+    assert abs(statistics.fmean(scores)) < 0.05
+    assert abs(statistics.pstdev(scores) - 1) < 0.05
+    assert len(set(scores)) == 5000
+    assert remedies.meaningless(1, EvalId(3, 7)) == scores[3 * 50 + 7]
+    assert remedies.meaningless(1, EvalId(3, 7, 1)) != scores[3 * 50 + 7] != remedies.meaningless(2, EvalId(3, 7))

@@ -57,7 +57,7 @@ class OptimiserConfig(Model):
     """Decay of the mean of g (momentum, adam)."""
     beta2: float = Field(0.999, ge=0, lt=1)
     """Decay of the mean of g^2 (adam)."""
-    epsilon: float = Field(1e-8, ge=1e-20, le=1)
+    epsilon: float = Field(1e-8, ge=1e-12, le=1)
     """Added to the root of the mean of g^2 (adam). Bounded, so that it is no zero in float32."""
 
 

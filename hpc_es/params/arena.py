@@ -9,7 +9,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -47,7 +47,10 @@ class Piece(NamedTuple):
     """Of the same elements."""
 
     def digest(self) -> int:
-        return kernels().digest(self.theta, self.slot.ident, start=self.start) + self.state_digest()
+        return self.theta_digest() + self.state_digest()
+
+    def theta_digest(self) -> int:
+        return kernels().digest(self.theta, self.slot.ident, start=self.start)
 
     def state_digest(self) -> int:
         return sum(kernels().digest(kept.values, kept.ident, start=self.start) for kept in self.state)
@@ -171,13 +174,11 @@ class Arena:
 
     def digest(self) -> int:
         """64-bit digest of the bits of theta, over every tensor, trained or not, and of the optimiser's state."""
-        parts: list[int] = []
+        return self._sum(Piece.digest)
 
-        def add(piece: Piece) -> None:
-            parts.append(piece.digest())
-
-        threads.run(add, self._pieces(self._slots.values()))
-        return sum(parts) % 2**64
+    def theta_digest(self) -> int:
+        """Of theta alone: the base digest of an arena that was loaded from this one's export."""
+        return self._sum(Piece.theta_digest)
 
     def perturbed(self, name: str, member: Member | None, dtype: Dtype, out: Array | None = None) -> Array:
         """cast(theta + sigma * sign * eps) of one tensor; cast(theta) for the centre (None) and outside the scope.
@@ -235,7 +236,7 @@ class Arena:
         kinds = {commit.step.kind if commit.step else "none" for commit in commits}
         if other := kinds - {self.optimiser}:
             raise StoreError(f"commits with es.optimiser.kind={other.pop()} cannot be applied to {self.optimiser}'s")
-        return self._advance([_update(commit) for commit in commits], rank, num_ranks)
+        return self._advance([update_of(commit) for commit in commits], rank, num_ranks)
 
     def reload(self, checkpoint: Path | None) -> None:
         """theta and state := a checkpoint folder of the run, or theta_0 and zero (None). Sets `version`.
@@ -282,6 +283,11 @@ class Arena:
                     Piece(slot, start, theta[part], tuple(State(kept.values[part], kept.ident) for kept in state))
                 )
         return pieces
+
+    def _sum(self, share: Callable[[Piece], int]) -> int:
+        shares: list[int] = []
+        threads.run(lambda piece: shares.append(share(piece)), self._pieces(self._slots.values()))
+        return sum(shares) % 2**64
 
     def _begin(self) -> None:
         """theta := theta_0, state := 0. Errors: ModelError."""
@@ -364,7 +370,8 @@ def _perturbation(member: Member | None) -> Perturbation | None:
     return Perturbation(member.seed, scale, member.subspace, member.num_subspaces, member.partition_seed)
 
 
-def _update(commit: Commit) -> Update:
+def update_of(commit: Commit) -> Update:
+    """What a commit asks of the kernels."""
     members = () if commit.null else commit.members
     step = None
     if (s := commit.step) is not None:

@@ -40,6 +40,8 @@ class Manifest(Struct, frozen=True):
     num_parameters: int
     dtype: str = "float32"
     """Of the weights beside it."""
+    theta_digest: int | None = None
+    """Of theta alone, for exported folders; equal to `digest` where there is no optimiser."""
 
 
 def write(run: RunPaths, arena: "Arena", digest: int | None = None) -> Path:

@@ -1,7 +1,8 @@
 """Write theta as a Hugging Face folder that any other program can load.
 
-Invariant: the tensors keep their canonical names, and manifest.json carries the digest of theta in fp32, also where
-the weights beside it are rounded to the base model's types for serving.
+Invariant: the tensors keep their canonical names, and manifest.json carries the run's digest and that of theta alone,
+both of fp32, also where the weights beside it are rounded to the base model's types for serving. An optimiser's state
+is not exported: nothing but the run can use it.
 """
 
 import json
@@ -32,7 +33,8 @@ def export(arena: Arena, base: Path, out: Path, dtype: Literal["float32", "base"
     config = read_config(base)
     if dtype == "float32":
         _set_dtype(config)
-    manifest = Manifest(arena.version, arena.digest(), arena.base_digest, arena.num_parameters, dtype)
+    digests = arena.digest(), arena.theta_digest()
+    manifest = Manifest(arena.version, digests[0], arena.base_digest, arena.num_parameters, dtype, digests[1])
     specs = [Spec(n, "F32" if dtype == "float32" else arena.stored_dtype(n), arena.shape(n)) for n in arena.names]
     rounded = {spec.name: _ROUNDED[spec.dtype] for spec in specs}
 
