@@ -73,6 +73,11 @@ def whole_numbers(axes: "Axes") -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def from_zero(axes: "Axes") -> None:
+    """The y axis from 0 to somewhat above what is drawn."""
+    axes.set_ylim(0, 1.12 * max(axes.get_ylim()[1], 1e-30))
+
+
 def percent(axes: "Axes", which: str = "y") -> None:
     """Shares as per cent."""
     getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
@@ -86,11 +91,12 @@ def thousands(axes: "Axes", which: str = "x") -> None:
 
 
 def log_scale(axes: "Axes") -> None:
-    """A logarithmic x axis with plain numbers at 1, 2, 5, 10, ..."""
+    """A logarithmic x axis, once the data are drawn: plain numbers at 1, 2, 5, 10, ..., or at decades."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 300 * low else (1,)))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
 

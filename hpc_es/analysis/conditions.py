@@ -6,12 +6,13 @@ between runs (ddof 1), and a difference is only taken between runs of equal seed
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpc_es.analysis.progress import Measure, busy_seconds, head_spans, measure_column, outcome, tokens
 from hpc_es.analysis.runs import Runs, conditions_of, seed
 from hpc_es.analysis.tables import bootstrap_interval
+from hpc_es.analysis.text_table import TextTable, mean_and_sd
 from hpc_es.errors import ConfigError
 from hpc_es.store import Run
 
@@ -95,98 +96,94 @@ def paired(runs: Runs, base: str = "Sync", measure: Measure = "success") -> "pd.
 
 def markdown(table: "pd.DataFrame", measure: Measure = "success") -> str:
     """Of `table`, with what its numbers mean below it."""
-    measure_column(measure)
-    digits, scale, unit = _format(measure)
-    names = ("condition", "runs", f"start{unit}", f"peak{unit}", "peak update", f"final{unit}")
-    lines = [_row(names), _row(["---", *["--:"] * 5])]
-    for row in table.to_dict("records"):
-        numbers = [
-            mean_and_sd(row[f"{name}_mean"], row[f"{name}_sd"], factor, places)
-            for name, factor, places in zip(
-                OUTCOMES, (scale, scale, 1, scale), (digits, digits, 0, digits), strict=True
-            )
-        ]
-        lines.append(_row([row["condition"], row["num_runs"], *numbers]))
-    return "\n".join([*lines, "", table_foot(table, measure)])
+    return text(table, measure).markdown()
 
 
 def costs_markdown(table: "pd.DataFrame") -> str:
     """Of `costs`."""
-    names = (
-        "evaluations",
-        "discarded",
-        "tokens",
-        "GPU-seconds",
-        "wall-clock s",
-        "busy %",
-        "useful %",
-        "lag",
-        "max lag",
-    )
-    scales = (1, 1, 1, 1, 1, 100, 100, 1, 1)
-    digits = (0, 0, 0, 0, 0, 1, 1, 2, 0)
-    lines = [_row(["condition", "runs", *names]), _row(["---", *["--:"] * (len(names) + 1)])]
-    for row in table.to_dict("records"):
-        numbers = [
-            mean_and_sd(row[f"{name}_mean"], row[f"{name}_sd"], scale, places)
-            for name, scale, places in zip((*COSTS, *LAGS), scales, digits, strict=True)
-        ]
-        lines.append(_row([row["condition"], row["num_runs"], *numbers]))
-    foot = (
-        "Mean ± standard deviation between runs. GPU-seconds are seconds that workers spent on evaluations, tokens are "
-        "prompt and generated ones; both without evaluations on held-out tasks. Busy and useful: of the seconds that "
-        "workers were connected, spent on evaluations, and on accepted ones. Lag in versions, counted at the commit."
-    )
-    return "\n".join([*lines, "", foot])
+    return costs_text(table).markdown()
 
 
 def paired_markdown(table: "pd.DataFrame", measure: Measure = "success") -> str:
     """Of `paired`."""
+    return paired_text(table, measure).markdown()
+
+
+def text(table: "pd.DataFrame", measure: Measure = "success") -> TextTable:
+    """`table` as text: mean ± standard deviation."""
+    digits, scale, unit = _format(measure)
+    forms = {"start": (scale, digits), "peak": (scale, digits), "peak_update": (1, 0), "final": (scale, digits)}
+    header = ("condition", "runs", f"start{unit}", f"peak{unit}", "peak update", f"final{unit}")
+    return TextTable(header, _mean_rows(table, forms), _foot(table, measure))
+
+
+def costs_text(table: "pd.DataFrame") -> TextTable:
+    """`costs` as text."""
+    forms = dict.fromkeys(COSTS, (1, 0)) | {"busy_share": (100, 1), "useful_share": (100, 1)}
+    forms |= {"lag_mean": (1, 2), "lag_max": (1, 0)}
+    header = ("condition", "runs", "evaluations", "discarded", "tokens", "GPU-seconds", "wall-clock s", "busy %")
+    return TextTable(
+        (*header, "useful %", "lag", "max lag"),
+        _mean_rows(table, forms),
+        "Mean ± standard deviation between runs. GPU-seconds are seconds that workers spent on evaluations, tokens are "
+        "prompt and generated ones; both without evaluations on held-out tasks. Busy and useful: of the seconds that "
+        "workers were connected, spent on evaluations, and on accepted ones. Lag in versions, counted at the commit.",
+    )
+
+
+def paired_text(table: "pd.DataFrame", measure: Measure = "success") -> TextTable:
+    """`paired` as text."""
     digits, scale, unit = _format(measure, "points")
-    names = ("condition", "minus", "of", "pairs", f"difference{unit}", "95 % interval", "better", "p")
-    lines = [_row(names), _row(["---", "---", "---", *["--:"] * 5])]
+    rows = []
     for row in table.to_dict("records"):
         known = not math.isnan(row["low"])
         interval = f"{scale * row['low']:+.{digits}f} to {scale * row['high']:+.{digits}f}" if known else "-"
         difference = mean_and_sd(row["mean"], row["sd"], scale, digits, sign="+")
-        better, p = f"{row['num_better']} of {row['num_pairs']}", f"{row['p']:.3f}" if known else "-"
-        lines.append(
-            _row([row["condition"], row["base"], row["outcome"], row["num_pairs"], difference, interval, better, p])
-        )
+        better = f"{row['num_better']} of {row['num_pairs']}"
+        p = f"{row['p']:.3f}" if known else "-"
+        rows.append([row["condition"], row["base"], row["outcome"], difference, interval, better, p])
+    header = ("condition", "minus", "of", f"difference{unit}", "95 % interval", "better", "p")
     foot = (
-        "Differences between runs of equal seed: mean ± standard deviation between pairs. The interval is a 95 % "
-        "percentile bootstrap over pairs, and too narrow when they are few; p is two-sided over all flips of signs "
-        "(with 5 pairs at least 0.0625), not corrected for the number of rows."
+        "Differences between runs of equal seed: mean ± standard deviation between pairs, and how many of the pairs "
+        "were better. The interval is a percentile bootstrap over pairs, and too narrow when they are few; p is "
+        "two-sided over all flips of signs (with 5 pairs at least 0.0625), not corrected for the number of rows."
     )
-    return "\n".join([*lines, "", foot])
+    return TextTable(header, rows, foot, num_names=3)
 
 
-def table_foot(table: "pd.DataFrame", measure: Measure = "success") -> str:
-    """What the numbers of `table` mean, and how sure one of them can be."""
+def _mean_rows(table: "pd.DataFrame", forms: Mapping[str, tuple[float, int]]) -> list[list[str]]:
+    """`forms`: factor and digits by column."""
+    return [
+        [row["condition"], str(row["num_runs"])]
+        + [mean_and_sd(row[f"{name}_mean"], row[f"{name}_sd"], *form) for name, form in forms.items()]
+        for row in table.to_dict("records")
+    ]
+
+
+def _foot(table: "pd.DataFrame", measure: Measure) -> str:
+    """What the numbers mean, and how sure one of them can be."""
     digits, scale, _ = _format(measure)
-    text = (
+    meaning = (
         f"{'Success rates' if measure == 'success' else 'Mean rewards'} of the unperturbed policy on held-out tasks: "
         "mean ± standard deviation between runs. Start: theta_0; peak: the highest evaluation, ties to the earliest; "
         "final: the last update."
     )
     known = table[table["num_tasks"] > 0]
     if known.empty:
-        return text
+        return meaning
     sizes = sorted({int(size) for size in known["num_tasks"]})
     errors = [scale * float(error) for error in (known["standard_error"].min(), known["standard_error"].max())]
     spread = " to ".join(dict.fromkeys(f"{error:.{digits}f}" for error in errors))
     return (
-        f"{text} The standard error of one final evaluation, on {' or '.join(map(str, sizes))} tasks, is {spread}"
+        f"{meaning} The standard error of one final evaluation, on {' or '.join(map(str, sizes))} tasks, is {spread}"
         f"{' points' if measure == 'success' else ''}; a peak is the best of several looks, so it is biased upwards."
     )
 
 
-def mean_and_sd(mean: float, sd: float, scale: float = 1, digits: int = 2, *, sign: str = "") -> str:
-    """ "72.66 ± 1.20"; without the deviation where there is one run, "-" where there is nothing."""
-    if math.isnan(mean):
-        return "-"
-    text = f"{scale * mean:{sign},.{digits}f}"
-    return text if math.isnan(sd) else f"{text} ± {scale * sd:,.{digits}f}"
+def _format(measure: Measure, unit: str = "%") -> tuple[int, float, str]:
+    """Digits, factor and unit of a measure."""
+    measure_column(measure)
+    return (2, 100.0, f" {unit}") if measure == "success" else (4, 1.0, "")
 
 
 # --- numbers -----------------------------------------------------------------------------------------------------
@@ -259,12 +256,3 @@ def sign_flip_p(values: Sequence[float]) -> float:
         signs[0] = 1.0
     means = np.abs(signs @ pairs)
     return float((means >= np.abs(pairs.sum()) * (1 - 1e-12)).mean())
-
-
-def _format(measure: Measure, unit: str = "%") -> tuple[int, float, str]:
-    """Digits, factor and unit of a measure."""
-    return (2, 100.0, f" {unit}") if measure == "success" else (4, 1.0, "")
-
-
-def _row(cells: Sequence[Any]) -> str:
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"

@@ -9,7 +9,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 from hpc_es.analysis.canvas import colour, legend_below, panels, percent, thousands, title, whole_numbers
-from hpc_es.analysis.conditions import mean_and_sd, table
+from hpc_es.analysis.conditions import table
 from hpc_es.analysis.progress import (
     COSTS,
     TRAILING_UPDATES,
@@ -18,9 +18,11 @@ from hpc_es.analysis.progress import (
     check_cost,
     evaluated,
     measure_column,
+    measure_of,
     progress,
 )
 from hpc_es.analysis.runs import Condition, Runs, conditions_of
+from hpc_es.analysis.text_table import mean_and_sd
 from hpc_es.errors import NothingToShow
 
 if TYPE_CHECKING:
@@ -31,11 +33,13 @@ if TYPE_CHECKING:
 AXIS_LABELS: dict[str, str] = {"success": "success on held-out tasks", "fitness": "mean reward on held-out tasks"}
 
 
-def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure = "success") -> "Figure":
+def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure | None = None) -> "Figure":
     """Left: mean fitness of each cohort (thin) and its trailing mean over five updates (thick). Right: evaluations of
-    the unperturbed policy, the peak marked. Errors: ConfigError for an unknown x or measure; NothingToShow."""
+    the unperturbed policy, the peak marked; `measure` None is success, or fitness where no task was ever solved.
+    Errors: ConfigError for an unknown x or measure; NothingToShow."""
     check_cost(x)
     conditions = conditions_of(runs)
+    measure = measure or measure_of(run for condition in conditions for run in condition.runs)
     if not any(len(run.updates) or len(run.evals) for condition in conditions for run in condition.runs):
         raise NothingToShow("no update has been committed and no policy evaluated yet")
     figure, ((left, right),) = panels(1, 2, width=10.5, height=3.9)
@@ -54,10 +58,11 @@ def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure = "suc
     return figure
 
 
-def plot_costs(runs: Runs, measure: Measure = "success") -> "Figure":
+def plot_costs(runs: Runs, measure: Measure | None = None) -> "Figure":
     """Evaluations of the unperturbed policy over members rolled out, tokens, GPU-seconds and wall-clock: what a level
     cost. Errors: NothingToShow without evaluations."""
     conditions = conditions_of(runs)
+    measure = measure or measure_of(run for condition in conditions for run in condition.runs)
     if all(evaluated(run).empty for condition in conditions for run in condition.runs):
         raise NothingToShow("no policy has been evaluated on held-out tasks")
     figure, rows = panels(2, 2, width=10.5, height=2.9)

@@ -9,18 +9,25 @@ A figure for which the runs have no data raises NothingToShow, which says why.
 
 from hpc_es.analysis.canvas import save_png
 from hpc_es.analysis.curves import plot_costs, plot_learning_curve
+from hpc_es.analysis.drift import plot_drift, plot_magnitudes, plot_update_norms
+from hpc_es.analysis.episodes import plot_brackets, plot_episodes
 from hpc_es.analysis.lags import plot_composition, plot_lags
 from hpc_es.analysis.timeline import plot_timeline, plot_worker_shares
 from hpc_es.analysis.waiting import plot_discards, plot_durations, plot_waiting
 
 __all__ = [
+    "plot_brackets",
     "plot_composition",
     "plot_costs",
     "plot_discards",
+    "plot_drift",
     "plot_durations",
+    "plot_episodes",
     "plot_lags",
     "plot_learning_curve",
+    "plot_magnitudes",
     "plot_timeline",
+    "plot_update_norms",
     "plot_waiting",
     "plot_worker_shares",
     "save_png",

@@ -7,6 +7,7 @@ observer.
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -114,6 +115,11 @@ def measure_column(measure: str) -> str:
     if measure not in MEASURES:
         raise ConfigError(f"the measure {measure!r} is unknown: {' or '.join(MEASURES)}")
     return MEASURES[measure]
+
+
+def measure_of(runs: Iterable[Run]) -> Measure:
+    """Success, or fitness where no task was ever solved (or none can be)."""
+    return "success" if any((evaluated(run)["success_rate"] > 0).any() for run in runs) else "fitness"
 
 
 def check_cost(cost: str) -> None:

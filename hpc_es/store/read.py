@@ -63,6 +63,11 @@ class Run:
         """run_id, generation, base_digest, versions, finished, schema_version, journal_bytes."""
 
     @property
+    def folder(self) -> Path | None:
+        """The run folder with the journal; None for a run.h5 that was copied elsewhere."""
+        return self._paths.root if self._paths else None
+
+    @property
     def config(self) -> dict[str, Any]:
         """The resolved configuration of the newest head."""
         return dict(json.loads(self.attrs["config"]))
