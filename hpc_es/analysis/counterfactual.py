@@ -42,7 +42,7 @@ Noise = tuple[int, int, int]
 Direction = Mapping[Noise, float]
 """Coefficient of each noise in an update."""
 Range = tuple[str, int, int]
-"""(tensor, first element, how many)"""
+"""(tensor, first element: the first of a block, how many)"""
 
 
 @dataclass(frozen=True)
@@ -210,6 +210,7 @@ def sample_ranges(config: Config, num_elements: int) -> tuple[Range, ...]:
     """Places in the trained tensors of the base model, by size, with a fixed seed. Errors: ModelError."""
     import numpy as np
 
+    from hpc_es.noise import BLOCK
     from hpc_es.params.layout import lay_out
 
     settings = config.model
@@ -219,7 +220,7 @@ def sample_ranges(config: Config, num_elements: int) -> tuple[Range, ...]:
     ranges = []
     for place in generator.choice(len(tensors), _EXACT_RANGES, p=sizes / sizes.sum()):
         tensor = tensors[place]
-        start = int(generator.integers(0, max(1, tensor.size - length + 1)))
+        start = int(generator.integers(0, max(1, tensor.size - length + 1))) // BLOCK * BLOCK
         ranges.append((tensor.name, start, min(length, tensor.size)))
     return tuple(ranges)
 
@@ -240,14 +241,14 @@ def _values(d: Direction, num_subspaces: int, place: Range) -> "Array":
     """sum(c * T) over a range of elements, float64 [count]."""
     import numpy as np
 
-    from hpc_es.noise import noise, tensor_id
-    from hpc_es.noise.reference import subspaces
+    from hpc_es.noise import Perturbation, kernels, tensor_id
 
     name, start, count = place
-    total = np.zeros(count)
+    total, zeros, values = np.zeros(count), np.zeros(count, np.float32), np.empty(count, np.float32)
     for (seed, subspace, partition_seed), coefficient in d.items():
-        owner = subspaces(partition_seed, tensor_id(name), start, count, num_subspaces)
-        total += np.where(owner == subspace, coefficient * noise(seed, name, start, count).astype(float), 0.0)
+        noisy = Perturbation(seed, 1.0, subspace, num_subspaces, partition_seed)
+        kernels().perturb(zeros, values, tensor_id(name), noisy, start=start)
+        total += coefficient * values.astype(float)
     return total
 
 
