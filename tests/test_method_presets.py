@@ -1,0 +1,181 @@
+"""configs/methods: every published setting, held against the papers' tables."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_es.config import load
+from hpc_es.config.load import Loaded
+from hpc_es.es import schedules
+from hpc_es.es.subspaces import advice
+
+METHODS = Path(__file__).resolve().parent.parent / "configs" / "methods"
+
+GREEDY = {"sampling.temperature": 0}
+ASYNC = {"staleness.mode": "natural", "staleness.max_lag": 1}
+SUDOKU = {
+    "run.num_updates": 100,
+    "es.population": 32,
+    "es.tasks_per_member": 32,
+    "es.alpha.start": 5e-4,
+    "sampling.temperature": 0.7,
+    "sampling.top_p": 0.8,
+    "sampling.top_k": 20,
+    "sampling.presence_penalty": 1.5,
+    "sampling.max_tokens": 64,
+    "eval.every": 10,
+    "eval.num_tasks": 32,
+    "task.options.size": 9,
+}
+REACT = {
+    "sampling.temperature": 1,
+    "sampling.top_p": 1,
+    "sampling.top_k": 40,
+    "sampling.presence_penalty": 2,
+    "es.population": 16,
+    "es.tasks_per_member": 16,
+    "es.alpha.start": 5e-4,
+}
+
+
+def cosine(start: float, end: float) -> dict[str, Any]:
+    return {"es.sigma.kind": "cosine", "es.sigma.start": start, "es.sigma.end": end}
+
+
+def constant(sigma: float) -> dict[str, Any]:
+    return {"es.sigma.kind": "constant", "es.sigma.start": sigma, "es.sigma.end": None}
+
+
+def ahd(num_updates: int, population: int) -> dict[str, Any]:
+    scalars = {"run.num_updates": num_updates, "es.population": population, "es.alpha.start": 5e-4}
+    return {**cosine(1e-3, 0), **scalars, "es.tasks_per_member": 1}
+
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "es-at-scale": {
+        **GREEDY,
+        **constant(1e-3),
+        "es.population": 30,
+        "es.alpha.start": 5e-4,
+        "es.tasks_per_member": 200,
+        "sampling.max_tokens": 1024,
+        "run.num_updates": 500,
+        "es.shaping": "zscore",
+    },
+    "async-es": {
+        **ASYNC,
+        "run.num_updates": 200,
+        "es.population": 16,
+        "es.tasks_per_member": 16,
+        "eval.every": 10,
+        "eval.num_tasks": 128,
+    },
+    "endless-terminals": {
+        **ASYNC,
+        **constant(1.5e-3),
+        "run.num_updates": 120,
+        "es.population": 30,
+        "es.tasks_per_member": 256,
+        "es.alpha.start": 7.5e-4,
+        "sampling.temperature": 0.6,
+        "sampling.top_p": 1,
+        "sampling.max_tokens": 2048,
+        "launch.workers": 4,
+    },
+    "agentic-esopt/sudoku-h5": {**SUDOKU, **cosine(1e-3, 2.5e-4), "task.options.blanks": 5},
+    "agentic-esopt/sudoku-h10": {**SUDOKU, **cosine(1e-3, 2.5e-4), "task.options.blanks": 10},
+    "agentic-esopt/sudoku-h15": {**SUDOKU, **cosine(7e-4, 5e-4), "task.options.blanks": 15},
+    "agentic-esopt/sudoku-h5-vanilla": {**SUDOKU, **constant(1e-3), "task.options.blanks": 5},
+    "agentic-esopt/sudoku-h10-vanilla": {**SUDOKU, **constant(1e-3), "task.options.blanks": 10},
+    "agentic-esopt/sudoku-h15-vanilla": {**SUDOKU, **constant(5e-4), "task.options.blanks": 15},
+    "agentic-esopt/math": {**REACT, **cosine(1e-3, 5e-4), "run.num_updates": 25, "sampling.max_tokens": 4096},
+    "agentic-esopt/docvqa": {
+        **REACT,
+        **cosine(1e-3, 5e-4),
+        "run.num_updates": 40,
+        "sampling.max_tokens": 512,
+        "engine.max_model_len": 32768,
+    },
+    "agentic-esopt/webarena-lite": {
+        **constant(1.5e-3),
+        "run.num_updates": 70,
+        "es.population": 8,
+        "es.tasks_per_member": 8,
+        "es.alpha.start": 2.5e-4,
+        "sampling.temperature": 0.7,
+        "sampling.top_p": 0.8,
+        "sampling.top_k": 20,
+        "sampling.max_tokens": 2048,
+    },
+    "agentic-esopt/ahd-eoh-1000": ahd(50, 10),
+    "agentic-esopt/ahd-eoh-2000": ahd(50, 30),
+    "agentic-esopt/ahd-sample-1000": ahd(50, 20),
+    "agentic-esopt/ahd-sample-2000": ahd(100, 20),
+    "copes": {
+        **GREEDY,
+        **constant(1e-3),
+        "es.population": 40,
+        "es.subspaces": 4,
+        "es.alpha.start": 5e-4,
+        "es.tasks_per_member": 64,
+        "run.num_updates": 16,
+        "es.shaping": "zscore",
+    },
+    "mirrored": {"es.mirrored": True},
+    "centred-ranks": {"es.shaping": "centred_ranks"},
+    "momentum": {"es.optimiser.kind": "momentum", "es.optimiser.beta1": 0.9},
+    "adam": {
+        "es.optimiser.kind": "adam",
+        "es.optimiser.beta1": 0.9,
+        "es.optimiser.beta2": 0.999,
+        "es.optimiser.epsilon": 1e-8,
+    },
+}
+
+
+def loaded(tmp_path: Path, *presets: str) -> Loaded:
+    """A minimal run that extends presets."""
+    lines = "".join(f"  - {METHODS / preset}.yaml\n" for preset in presets)
+    path = tmp_path / "run.yaml"
+    path.write_text(f"extends:\n{lines}run:\n  name: x\nmodel:\n  path: models/x\ntask:\n  env: sudoku\n")
+    return load(
+        path, [] if any("run.num_updates" in PUBLISHED[preset] for preset in presets) else ["run.num_updates=9"]
+    )
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_preset_has_the_published_settings(tmp_path: Path, preset: str) -> None:
+    config = loaded(tmp_path, preset).config
+    for key, expected in PUBLISHED[preset].items():
+        value: Any = config
+        for part in key.split("."):
+            value = value[part] if isinstance(value, dict) else getattr(value, part)
+        assert value == expected, key
+    assert advice(config.es.population, config.es.subspaces) is None
+
+
+def test_every_preset_is_in_the_table() -> None:
+    files = {str(path.relative_to(METHODS).with_suffix("")) for path in METHODS.rglob("*.yaml")}
+    assert files == {*PUBLISHED, "agentic-esopt/sudoku"}
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_a_preset_sets_nothing_that_the_run_itself_must_say(tmp_path: Path, preset: str) -> None:
+    origins = loaded(tmp_path, preset).origins
+    ours = [key for key, origin in origins.items() if "/methods/" in origin]
+    sections = ("run.num_updates", "es.", "sampling.", "eval.", "staleness.", "launch.workers", "slurm.workers")
+    allowed = (*sections, "engine.max_model_len", "task.options.")
+    assert all(key.startswith(allowed) for key in ours)
+
+
+def test_presets_can_be_laid_over_each_other(tmp_path: Path) -> None:
+    config = loaded(tmp_path, "copes", "mirrored", "adam").config
+    assert (config.es.subspaces, config.es.mirrored, config.es.optimiser.kind) == (4, True, "adam")
+
+
+def test_the_published_sigma_of_heuristic_design_ends_at_nothing(tmp_path: Path) -> None:
+    sigma = loaded(tmp_path, "agentic-esopt/ahd-eoh-1000").config.es.sigma
+    values = [schedules.value(sigma.kind, sigma.start, sigma.end, update=u, num_updates=50) for u in range(1, 51)]
+    assert (values[0], values[-1]) == (1e-3, 0)
+    assert all(value > 0 for value in values[:-1])
