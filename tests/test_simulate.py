@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from typer.testing import CliRunner
 
 from hpc_es.analysis.durations import Durations, LogNormal, of_run, parse
 from hpc_es.analysis.simulate import Preemption, Simulation, mode_name, simulate, with_mode
-from hpc_es.config.schema import Config
+from hpc_es.config import Config, load
 from hpc_es.errors import ConfigError, RunFailed
 from hpc_es.es.records import EvalId
 from hpc_es.paths import RunPaths
@@ -249,13 +251,13 @@ LIKE_REALITY = "lognormal:median=60,sigma=0.8,shared=0.4,eval=2,update=4,dispatc
 
 @pytest.mark.filterwarnings("ignore:.*tables are built from the journal")
 @pytest.mark.parametrize("mode", ["sync", "natural:1", "natural:2:hold", "controlled:2:0.5"])
-@pytest.mark.parametrize("independent", [False, True])
-def test_a_recorded_run_predicts_its_own_wall_clock(tmp_path, mode, independent):
+@pytest.mark.parametrize("resample", ["none", "versions", "evaluations"])
+def test_a_recorded_run_predicts_its_own_wall_clock(tmp_path, mode, resample):
     config = with_mode(make_config(run={"name": "r", "num_updates": 40}, es={"population": 8}), mode)
     truth = recorded(tmp_path / "run", config, lasting(LIKE_REALITY, population=8), 4)
     run = read(tmp_path / "run")
     predicted = [
-        simulate(config, of_run(run, population=8, independent=independent, seed=seed), num_workers=4).wall_clock_s
+        simulate(config, of_run(run, population=8, resample=resample, seed=seed), num_workers=4).wall_clock_s
         for seed in range(3)
     ]
     assert sum(predicted) / 3 == pytest.approx(truth, rel=0.10)
@@ -265,12 +267,16 @@ def test_a_recorded_run_predicts_its_own_wall_clock(tmp_path, mode, independent)
 def test_a_version_takes_each_duration_of_a_version_of_the_run_once(tmp_path):
     recorded(tmp_path / "run", config_of(8), lasting(LONG_TAILED), 3)
     run = read(tmp_path / "run")
-    durations = of_run(run, population=8, seed=5)
+    durations = of_run(run, population=8, resample="versions", seed=5)
     rows = run.evaluations[run.evaluations["dispatch_version"] == 3]
     measured = sorted(rows["seconds_perturb"] + rows["seconds_rollout"])
     drawn = [durations.evaluation(EvalId(13, slot), "train") for slot in range(8)]  # of version 13 mod 10
     assert sorted(drawn) == pytest.approx(measured)
     assert drawn != [durations.evaluation(EvalId(23, slot), "train") for slot in range(8)]
+    as_it_was = of_run(run, population=8)
+    assert [as_it_was.evaluation(EvalId(13, slot), "train") for slot in rows["slot"]] == pytest.approx(
+        list(rows["seconds_perturb"] + rows["seconds_rollout"])
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*tables are built from the journal")
@@ -297,6 +303,38 @@ def test_a_run_without_held_out_evaluations_cannot_say_how_long_they_take(tmp_pa
     durations = of_run(read(tmp_path / "run"), population=4)
     with pytest.raises(ConfigError, match=r"eval\.num_tasks=0"):
         simulate(make_config(), durations, num_workers=2)
+
+
+# --- real runs ----------------------------------------------------------------------------------------------------------
+
+REAL = """
+run: {name: MODE, dir: DIR, num_updates: 14}
+model: {path: DIR/lab-10k, dtype: float32}
+task: {env: lab, chat: false, options: {seconds: {kind: lognormal, median: 0.25, sigma: 0.8}}}
+es: {population: 6, sigma: 0.3, alpha: 0.3, tasks_per_member: 1}
+sampling: {max_tokens: 1}
+eval: {every: 5, num_tasks: 4}
+engine: {kind: lab, max_model_len: 64, threads: 1}
+transport: {backend: none}
+staleness: {mode: MODE}
+launch: {workers: 3}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "natural"])
+def test_real_processes_take_as_long_as_the_simulator_says(tmp_path, mode):
+    command = [sys.executable, "-m", "hpc_es"]
+    subprocess.run([*command, "model", "get", "lab-10k", "--out", str(tmp_path / "lab-10k")], check=True)
+    path = tmp_path / "config.yaml"
+    path.write_text(REAL.replace("DIR", str(tmp_path)).replace("MODE", mode))
+    subprocess.run([*command, "run", str(path)], check=True, timeout=240)
+    run = read(tmp_path / mode)
+    truth = run.updates["time_committed"].max() - run.evaluations["time_leased"].min()
+    simulated = simulate(load(path).config, of_run(run, population=6), num_workers=3)
+    assert simulated.wall_clock_s == pytest.approx(truth, rel=0.10)
+    useful_share = run.workers["seconds_useful"].sum() / run.workers["seconds_connected"].sum()
+    assert simulated.useful_share == pytest.approx(useful_share, abs=0.07)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import NormalDist, fmean, median
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from hpc_es.config.yaml12 import seconds
 from hpc_es.errors import ConfigError, StoreError
@@ -28,6 +28,9 @@ Quantile = Callable[[float], float]
 """A distribution of seconds, as the function from (0, 1) to its quantiles."""
 Seconds = Quantile | float
 
+Resample = Literal["none", "versions", "evaluations"]
+"""What becomes of a run's evaluations. none: a version's members last as long, slot by slot, as they did in the run.
+versions: they come in a random order. evaluations: any of the run, independently drawn."""
 LOAD_MEMBERS = 2
 """Reading a checkpoint costs about as much as applying so many members of an update."""
 
@@ -149,19 +152,18 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Measured:
-    """Evaluations of a run, resampled.
+    """Evaluations of a run.
 
     `groups` are the training evaluations of the run by dispatch version (neighbours joined until there are enough for a
-    cohort). Version v takes those of group v mod len(groups), each once and in a random order, so what a version's
-    members have in common stays in common, and barriers cost what they cost. `independent` draws from all of them
-    instead.
+    cohort). Version v takes those of group v mod len(groups), each once, so what a version's members have in common
+    stays in common, and barriers cost what they cost.
     """
 
     groups: tuple[tuple[float, ...], ...]
     evals: Quantile | None
     """Batches of evaluation tasks; None when the run has none."""
-    independent: bool = False
-    _orders: dict[int, list[float]] = field(default_factory=dict, compare=False)
+    resample: Resample = "none"
+    _orders: dict[int, tuple[float, ...]] = field(default_factory=dict, compare=False)
     _all: list[float] = field(default_factory=list, compare=False)
 
     def __post_init__(self) -> None:
@@ -172,25 +174,27 @@ class Measured:
             if self.evals is None:
                 raise ConfigError("the durations have no evaluation on held-out tasks: simulate with eval.num_tasks=0")
             return self.evals(uniform(seed, "evaluation", *_key(eval_id)))
-        if self.independent or kind == "centre":
+        if self.resample == "evaluations" or kind == "centre":
             return self._all[int(uniform(seed, "evaluation", *_key(eval_id)) * len(self._all))]
         order = self._order(eval_id.version, seed)
         return order[(eval_id.slot + eval_id.replacement) % len(order)]
 
-    def _order(self, version: int, seed: int) -> list[float]:
+    def _order(self, version: int, seed: int) -> tuple[float, ...]:
         if version not in self._orders:
             group = self.groups[version % len(self.groups)]
-            keys = [uniform(seed, "order", version, place) for place in range(len(group))]
-            self._orders[version] = [group[place] for place in sorted(range(len(group)), key=keys.__getitem__)]
+            if self.resample == "versions":
+                keys = [uniform(seed, "order", version, place) for place in range(len(group))]
+                group = tuple(group[place] for place in sorted(range(len(group)), key=keys.__getitem__))
+            self._orders[version] = group
         return self._orders[version]
 
 
-def of_run(run: "Run", *, population: int, independent: bool = False, seed: int = 0) -> Durations:
+def of_run(run: "Run", *, population: int, resample: Resample = "none", seed: int = 0) -> Durations:
     """What a run measured. Void evaluations do not enter. Errors: StoreError when it measured nothing."""
     evaluations = run.evaluations
     measured = evaluations[
         (evaluations["source"] == "run") & evaluations["seconds_rollout"].notna() & (evaluations["error"] == "")
-    ].sort_values("time_started", kind="stable")
+    ].sort_values(["dispatch_version", "slot", "replacement"])
     seconds = measured["seconds_perturb"] + measured["seconds_rollout"]
     train, evals = measured["kind"] == "train", measured["kind"] == "eval"
     if not train.any():
@@ -198,7 +202,7 @@ def of_run(run: "Run", *, population: int, independent: bool = False, seed: int 
     by_version = [group.tolist() for _, group in seconds[train].groupby(measured["dispatch_version"][train])]
     groups = tuple(tuple(group) for group in _joined(by_version, population))
     held_out = empirical(list(seconds[evals])) if evals.any() else None
-    return Durations(Measured(groups, held_out, independent), _costs_of(run, measured, population), seed)
+    return Durations(Measured(groups, held_out, resample), _costs_of(run, measured, population), seed)
 
 
 def _joined(groups: list[list[float]], size: int) -> list[list[float]]:
@@ -215,6 +219,7 @@ def _joined(groups: list[list[float]], size: int) -> list[list[float]]:
 
 
 def _costs_of(run: "Run", measured: "pd.DataFrame", population: int) -> Costs:
+    measured = measured.sort_values("time_started", kind="stable")
     missed = measured["dispatch_version"] - measured.groupby("worker")["dispatch_version"].shift()
     head_updates = list(run.updates["seconds_update"].dropna())
     steps = list((measured["seconds_update"] / missed)[missed >= 1]) or head_updates or [0.0]
@@ -271,7 +276,7 @@ FORMS = (
 )
 
 
-def parse(text: str, *, population: int, independent: bool = False, seed: int = 0) -> Durations:
+def parse(text: str, *, population: int, resample: Resample = "none", seed: int = 0) -> Durations:
     """What the command line calls --durations. Errors: ConfigError, StoreError."""
     kind, colon, rest = text.partition(":")
     if not colon or kind not in _DISTRIBUTIONS:
@@ -279,7 +284,7 @@ def parse(text: str, *, population: int, independent: bool = False, seed: int = 
             raise ConfigError(f"--durations {text}: must be {FORMS}")
         from hpc_es.store import read
 
-        return of_run(read(text), population=population, independent=independent, seed=seed)
+        return of_run(read(text), population=population, resample=resample, seed=seed)
     values = _values(text, kind, rest)
     if kind == "constant":
         evaluations = LogNormal(values["seconds"], 0.0, eval=values.get("eval", 1.0))

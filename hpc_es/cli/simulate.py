@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,12 @@ MAX_WORKERS = 100_000
 WIDTH_IN_FILES = 140
 
 
+class Resample(StrEnum):
+    none = "none"
+    versions = "versions"
+    evaluations = "evaluations"
+
+
 def add_commands(app: typer.Typer) -> None:
     app.command()(simulate)
 
@@ -35,9 +42,10 @@ def simulate(
     modes: Annotated[
         str, typer.Option(help="E.g. sync,natural:1,natural:1:hold,controlled:4:0.5,config (its own).")
     ] = "config",
-    independent: Annotated[
-        bool, typer.Option("--independent", help="Resample single evaluations of a run, not its versions.")
-    ] = False,
+    resample: Annotated[
+        Resample,
+        typer.Option(help="A run's evaluations: in its own order, in a random one within each version, or any."),
+    ] = Resample.none,
     lifetime: Annotated[str, typer.Option(help="Mean time until a worker is preempted, e.g. 2h.")] = "",
     requeue: Annotated[str, typer.Option(help="From a preemption to the next launch.")] = "60s",
     silent: Annotated[bool, typer.Option("--silent", help="Preempted without grace time, so without a word.")] = False,
@@ -53,7 +61,7 @@ def simulate(
 
     settings = load_config(config, overrides)
     population = settings.es.population
-    lasts = parse(durations, population=population, independent=independent, seed=seed)
+    lasts = parse(durations, population=population, resample=resample.value, seed=seed)
     preemption = None
     if lifetime:
         preemption = Preemption(
