@@ -1,0 +1,211 @@
+"""The paired verdict on two runs: the same tasks or none, and no claim beyond what the tasks show."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_run import started
+from msgspec.structs import replace
+from staged_run import Staged, stage
+from typer.testing import CliRunner
+
+from hpc_es.analysis.compare import (
+    Paired,
+    Policy,
+    _paired,
+    compare,
+    outcomes_by_task,
+    parse_side,
+    pigeonhole_interval,
+    policy,
+    sign_flip_p_value,
+)
+from hpc_es.cli import app
+from hpc_es.errors import ConfigError
+from hpc_es.es.records import Assignment, Episode, EvalId, Result
+from hpc_es.paths import RunPaths
+from hpc_es.store.hdf5 import write_eval_journal
+from hpc_es.store.read import Run, read
+from hpc_es.store.records import Planned, Reported
+
+NUM_TASKS = 40
+
+
+def make(root: Path, solved: int, *, seed: int = 0, num_tasks: int = NUM_TASKS, **es: object) -> Run:
+    """A run of 8 synchronous updates that solves so many of its held-out tasks in the end."""
+    staged = Staged(
+        composition=lambda update: {0: 4}, success={0: 4, 4: 8, 8: solved}, num_tasks=num_tasks, seed=seed, es=dict(es)
+    )
+    return stage(root, staged)
+
+
+def sides(tmp_path: Path, a: int, b: int) -> tuple[list[Policy], list[Policy]]:
+    return [policy(make(tmp_path / "a", a))], [policy(make(tmp_path / "b", b))]
+
+
+def test_a_clear_difference_has_a_verdict_either_way(tmp_path: Path) -> None:
+    a, b = sides(tmp_path, 30, 10)
+    found = compare(a, b)
+    assert found.verdict == found.success.verdict == "A better"
+    assert compare(b, a).verdict == "B better"
+    assert found.success.difference == pytest.approx(0.5)
+    assert (found.success.mean_a, found.success.mean_b) == (0.75, 0.25)
+    assert (found.label_a, found.label_b) == ("a@8", "b@8")
+    assert compare(b, a).success.low == pytest.approx(-found.success.high, abs=0.03)
+
+
+def test_a_small_difference_is_not_claimed_and_its_size_is_priced(tmp_path: Path) -> None:
+    found = compare(*sides(tmp_path, 12, 10)).success
+    assert found.verdict.startswith("no difference shown; it would take about ")
+    spread = np.std([1.0] * 2 + [0.0] * (NUM_TASKS - 2), ddof=1)
+    assert found.tasks_needed == int(np.ceil((2.8 * spread / 0.05) ** 2))
+    assert found.detectable == pytest.approx(2.8 * spread / np.sqrt(NUM_TASKS))
+    assert found.tasks_needed > NUM_TASKS
+
+
+def test_equal_runs_show_no_difference(tmp_path: Path) -> None:
+    found = compare(*sides(tmp_path, 10, 10))
+    assert (found.verdict, found.reward.p_value, found.reward.tasks_needed) == ("no difference", 1.0, None)
+    assert (found.reward.low, found.reward.high) == (0.0, 0.0)
+
+
+def test_the_number_of_tasks_that_is_named_shows_the_difference_four_times_in_five() -> None:
+    rng = np.random.default_rng(0)
+    pilot = np.tile([0.6, -0.4], 500)  # mean 0.1, standard deviation 0.5
+    needed = _paired([(pilot, np.zeros(1000))]).tasks_needed
+    assert needed is not None
+    samples = rng.normal(0.1, 0.5, (4000, needed))
+    t = samples.mean(axis=1) / (samples.std(axis=1, ddof=1) / np.sqrt(needed))
+    assert (abs(t) > 1.96).mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_the_p_value_is_that_of_all_flips_of_signs() -> None:
+    assert sign_flip_p_value(np.array([1.0, 2.0, 3.0])) == 2 / 8
+    assert sign_flip_p_value(np.array([1.0, 2.0, 3.0, 0.0, 0.0])) == 2 / 8
+    assert sign_flip_p_value(np.zeros(5)) == 1.0
+    many = np.r_[np.ones(12), -np.ones(8)]
+    exact = 2 * sum(np.prod(range(n + 1, 21)) / np.prod(range(1, 21 - n)) for n in range(12, 21)) / 2**20
+    assert sign_flip_p_value(many) == pytest.approx(exact, abs=0.02)
+
+
+def test_under_no_difference_one_comparison_in_twenty_is_significant() -> None:
+    rng = np.random.default_rng(1)
+    values = [sign_flip_p_value(rng.normal(0, 1, 11)) for _ in range(400)]
+    assert np.mean(np.array(values) < 0.05) == pytest.approx(0.05, abs=0.03)
+
+
+def test_seeds_that_disagree_widen_the_interval() -> None:
+    rng = np.random.default_rng(2)
+    tasks = rng.normal(0.1, 0.1, 50)
+    agreeing = np.stack([tasks, tasks, tasks, tasks])
+    disagreeing = agreeing + np.array([[-0.3], [-0.1], [0.1], [0.3]])
+    narrow, wide = pigeonhole_interval(agreeing), pigeonhole_interval(disagreeing)
+    assert narrow[0] > 0
+    assert wide[0] < 0 < wide[1]
+    found: Paired = _paired([(row, np.zeros(50)) for row in disagreeing])
+    assert found.p_value < 0.05
+    assert found.verdict.startswith("no difference shown")
+    assert found.by_seed == pytest.approx((tasks.mean() + np.array([-0.3, -0.1, 0.1, 0.3])).tolist())
+
+
+def test_several_runs_are_paired_by_seed(tmp_path: Path) -> None:
+    a = [policy(make(tmp_path / f"a{seed}", 20 + seed, seed=seed)) for seed in (1, 2)]
+    b = [policy(make(tmp_path / f"b{seed}", 10, seed=seed)) for seed in (2, 1)]
+    found = compare(a, b)
+    assert found.success.num_seeds == 2
+    assert found.success.by_seed == (pytest.approx(11 / 40), pytest.approx(12 / 40))
+    with pytest.raises(ConfigError, match=r"A has the run.seeds \[1, 2\], B has \[1, 3\]"):
+        compare(a, [b[1], policy(make(tmp_path / "b3", 10, seed=3))])
+    with pytest.raises(ConfigError, match=r"the runs of A have the run.seeds \[1, 1\]"):
+        compare([a[0], a[0]], b)
+
+
+def test_two_versions_of_one_run_are_compared(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", 30)
+    found = compare([policy(run, 8)], [policy(run, 4)])
+    assert found.differences == ("version: 8 -> 4",)
+    assert found.success.difference == pytest.approx(22 / 40)
+    assert (found.costs_a.updates, found.costs_b.updates) == (8, 4)
+    assert (found.costs_a.evaluations, found.costs_b.evaluations) == (32, 16)
+    assert found.costs_a.tokens > found.costs_b.tokens > 0
+    assert found.costs_a.wall_clock_s > found.costs_b.wall_clock_s > 0
+    assert found.costs_a.worker_seconds > found.costs_b.worker_seconds > 0
+    assert (compare([policy(run, 4)], [policy(run, 0)]).costs_b.evaluations) == 0
+
+
+def test_settings_that_differ_are_named(tmp_path: Path) -> None:
+    a, b = make(tmp_path / "a", 30), make(tmp_path / "b", 30, shaping="centred_ranks")
+    assert compare([policy(a)], [policy(b)]).differences == ('es.shaping: "zscore" -> "centred_ranks"',)
+
+
+def test_other_tasks_are_refused_with_what_differs(tmp_path: Path) -> None:
+    a, b = sides(tmp_path, 30, 10)
+    few = policy(make(tmp_path / "few", 10, num_tasks=24))
+    with pytest.raises(ConfigError, match="a@8 on 40 tasks, few@8 on 24 tasks; --num-tasks 24 takes the first"):
+        compare(a, [few])
+    assert compare(a, [few], num_tasks=24).reward.num_tasks == 24
+    with pytest.raises(ConfigError, match="--num-tasks 25 is more than were played"):
+        compare(a, [few], num_tasks=25)
+    config = a[0].run.config
+    for section, key, value, complaint in (
+        ("task", "env", "webshop", "env: webshop and sudoku"),
+        ("task", "options", {"size": 4}, "size: 4 and \\(not given\\)"),
+        ("eval", "options", {"split": "train"}, "split: train and \\(not given\\)"),
+    ):
+        other = {**config, section: {**config.get(section, {}), key: value}}
+        changed = make_like(a[0], other)
+        with pytest.raises(ConfigError, match=complaint):
+            compare([changed], b)
+
+
+def make_like(other: Policy, config: dict[str, object]) -> Policy:
+    """The same policy of a run with another configuration."""
+
+    class Changed:
+        attrs = other.run.attrs
+
+        def __init__(self) -> None:
+            self.config = config
+
+    return Policy(Changed(), other.version, other.seed, other.outcomes)  # type: ignore[arg-type]
+
+
+def test_a_version_that_was_not_evaluated_is_named(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", 30)
+    with pytest.raises(ConfigError, match="a was not evaluated at version 5, only at 0, 4, 8"):
+        policy(run, 5)
+    assert policy(run).version == 8
+
+
+def test_a_later_evaluation_counts_where_the_run_made_none_or_a_smaller_one(tmp_path: Path) -> None:
+    make(tmp_path / "a", 30)
+    for version, count in ((5, 12), (8, 12), (4, 60)):
+        eval_id, tasks = EvalId(version, -1), tuple(range(count))
+        episodes = tuple(Episode(task, 0.125, False, 1, 0, 1, 1, 0.0, 0.0, "terminated") for task in tasks)
+        plan = Planned(0.0, version, (Assignment(eval_id, 0, "eval", None, tasks, 1),))
+        report = Reported(1.0, "later", Result(eval_id, 0.125, episodes, 5, 0.0, 0.0, 0.0), 0.0, 1.0, 1)
+        first = replace(started(1, 0), base_digest=7)
+        write_eval_journal(RunPaths(tmp_path / "a"), f"later{version}", [first, plan, report])
+    run = read(tmp_path / "a")
+    assert len(outcomes_by_task(run, 5)) == 12
+    assert len(outcomes_by_task(run, 8)) == NUM_TASKS
+    assert len(outcomes_by_task(run, 4)) == 60
+    assert set(outcomes_by_task(run, 4)["reward"]) == {0.125}
+
+
+@pytest.mark.parametrize("text", ["", "a,", "a@", "a@x", "@4", "a@-1"])
+def test_a_side_that_names_no_run_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="must be a run folder, or RUN@VERSION"):
+        parse_side(text)
+
+
+def test_the_command_prints_the_verdict(tmp_path: Path) -> None:
+    make(tmp_path / "a", 30), make(tmp_path / "b", 10)
+    assert parse_side("x/a@4,b") == [(Path("x/a"), 4), (Path("b"), None)]
+    done = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert done.exit_code == 0, done.output
+    assert "success: A better" in done.stdout
+    assert "another seed may say otherwise" in done.stdout
+    assert CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "none")]).exit_code == 1
+    wrong = CliRunner().invoke(app, ["compare", str(tmp_path / "a@5"), str(tmp_path / "b")])
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
