@@ -305,7 +305,7 @@ def test_a_run_without_held_out_evaluations_cannot_say_how_long_they_take(tmp_pa
         simulate(make_config(), durations, num_workers=2)
 
 
-# --- real runs ----------------------------------------------------------------------------------------------------------
+# --- real runs ------------------------------------------------------------------------------------------------------
 
 REAL = """
 run: {name: MODE, dir: DIR, num_updates: 14}
