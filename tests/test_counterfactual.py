@@ -12,13 +12,13 @@ from staged_run import Staged, stage
 from hpc_es.analysis.counterfactual import Drop, cosine, counterfactual, direction, exact_cosine, norm_ratio
 from hpc_es.config import save
 from hpc_es.config.load import from_record
-from hpc_es.errors import ConfigError
+from hpc_es.errors import ConfigError, VerifyError
 from hpc_es.es.records import Commit, Episode, EvalId, Member, Result, UpdateMember
 from hpc_es.es.shaping import centred_ranks, zscore
 from hpc_es.noise import noise
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
-from hpc_es.store.records import Started
+from hpc_es.store.records import Committed, Started
 
 
 def make_run(root: Path, staged: Staged) -> Path:
@@ -52,7 +52,7 @@ def commit_of(*members: UpdateMember, num_subspaces: int = 1) -> Commit:
 def test_other_shaping_turns_each_update_by_the_angle_of_its_utilities(run: Path) -> None:
     found = counterfactual(run, ["es.shaping=centred_ranks"])
     assert found.changes == ('es.shaping: "zscore" -> "centred_ranks"',)
-    commits = [record.commit for record in read_journal(run) if hasattr(record, "commit")]
+    commits = [record.commit for record in read_journal(run) if isinstance(record, Committed)]
     assert [line.update for line in found.lines] == [1, 2, 3, 4, 5, 6]
     for line, commit in zip(found.lines, commits, strict=True):
         fitness = [m.fitness for m in commit.members]
@@ -73,6 +73,35 @@ def test_a_change_of_scale_changes_norms_alone(run: Path) -> None:
     assert all(line.cosine == pytest.approx(1.0) for line in found.lines)
     assert all(line.norm_ratio == pytest.approx(0.5) for line in found.lines)
     assert (found.whole_cosine, found.whole_norm_ratio) == (pytest.approx(1.0), pytest.approx(0.5))
+
+
+def test_weights_by_lag_shorten_the_noise_of_stale_members(run: Path) -> None:
+    found = counterfactual(run, ["es.lag_weight.kind=exponential", "es.lag_weight.rate=0.5"])
+    commits = [record.commit for record in read_journal(run) if isinstance(record, Committed)]
+    for line, commit in zip(found.lines, commits, strict=True):
+        a = np.array([m.coefficient for m in commit.members])
+        b = a * np.exp([-0.5 * (commit.version - 1 - m.eval_id.version) for m in commit.members])
+        assert line.cosine == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)), abs=1e-6)
+        assert line.norm_ratio == pytest.approx(np.sqrt((b @ b) / (a @ a)), rel=1e-6)
+    assert found.lines[0].norm_ratio == pytest.approx(1.0)
+    assert found.lines[-1].norm_ratio is not None
+    assert found.lines[-1].norm_ratio < 0.99
+
+
+def test_a_baseline_by_batch_changes_mixed_cohorts_alone(run: Path) -> None:
+    found = counterfactual(run, ["es.baseline=batch"])
+    cosines = [line.cosine for line in found.lines]
+    assert cosines[:2] == [pytest.approx(1.0, abs=1e-6)] * 2
+    assert all(value is not None and value < 0.999 for value in cosines[2:])
+    with pytest.raises(VerifyError, match="needs the fitness of the centre at versions"):
+        counterfactual(run, ["es.baseline=centre"])
+
+
+def test_meaningless_fitness_makes_another_direction(run: Path) -> None:
+    found = counterfactual(run, ["es.control=random-walk"])
+    assert found.whole_cosine is not None
+    assert abs(found.whole_cosine) < 0.5
+    assert found.whole_norm_ratio == pytest.approx(1.0, abs=0.05)
 
 
 def test_without_stale_members_fresh_cohorts_stay_as_they_were(run: Path) -> None:

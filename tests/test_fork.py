@@ -12,6 +12,7 @@ from hpc_es.analysis.verify import replay
 from hpc_es.cli import app
 from hpc_es.config import Config, load, save
 from hpc_es.errors import ConfigError, DigestMismatch, HpcEsError
+from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import EvalId, Result
 from hpc_es.head import planning
 from hpc_es.launch.fork import Fork, plan_fork, theta_digest, write_fork
@@ -26,20 +27,29 @@ NUM_UPDATES = 3
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """runs/origin below the working directory: three updates of a small checkpoint."""
-    monkeypatch.chdir(tmp_path)
+    return make_origin(tmp_path, monkeypatch)
+
+
+def make_origin(folder: Path, monkeypatch: pytest.MonkeyPatch, optimiser: Kind = "none") -> Path:
+    monkeypatch.chdir(folder)
     small_checkpoint.make(Path("model"))
     config = Config.model_validate(
         {
             "run": {"name": "origin", "num_updates": NUM_UPDATES, "seed": 7},
             "model": {"path": "model", "exclude": ["*norm*"]},
             "task": {"env": "sudoku", "options": {"size": 4}},
-            "es": {"population": 4, "sigma": 1e-2, "alpha": {"kind": "linear", "start": 5e-2, "end": 1e-2}},
+            "es": {
+                "population": 4,
+                "sigma": 1e-2,
+                "alpha": {"kind": "linear", "start": 5e-2, "end": 1e-2},
+                "optimiser": {"kind": optimiser},
+            },
         }
     )
     paths = RunPaths(Path("runs/origin"))
     paths.root.mkdir(parents=True)
     save(config, paths.config)
-    arena = Arena.from_pretrained("model", exclude=["*norm*"])
+    arena = Arena.from_pretrained("model", exclude=["*norm*"], optimiser=optimiser)
     start = journal.Started(0.0, 1, "origin", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host")
     writer = JournalWriter.create(paths, lambda generation, sealed: start)
     for version in range(NUM_UPDATES):
@@ -77,6 +87,19 @@ def test_a_fork_is_a_run_whose_base_model_is_theta_v(root: Path) -> None:
     assert said["run"] == str(root.resolve())
     assert "es.sigma.start: 0.01 -> 0.02" in said["differences"]
     assert not any("model.path" in difference for difference in said["differences"])
+
+
+def test_an_optimisers_state_begins_at_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_origin(tmp_path, monkeypatch, "adam")
+    fork = plan_fork(root, 2, "forked")
+    paths, origin = write(fork), replay(root, 2)
+    found = Arena.from_pretrained(paths.base, optimiser="adam")
+    assert found.base_digest == theta_digest(origin) != origin.digest()
+    assert fork.loses_optimiser
+    assert json.loads(paths.fork.read_text())["optimiser_state"] == "begins at zero"
+    done = CliRunner().invoke(app, ["fork", "runs/origin", "--version", "1", "--name", "other"])
+    assert "; the optimiser's state begins at zero" in done.stdout
+    assert not plan_fork(root, 0, "third").loses_optimiser
 
 
 def test_forks_of_one_version_share_a_seed_that_is_not_the_origins(root: Path) -> None:

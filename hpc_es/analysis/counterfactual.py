@@ -119,7 +119,8 @@ def counterfactual(
     """Every update of a run beside what other settings would have made of the same results.
 
     `overrides`: key=value for keys in ANSWERABLE. `sample`: so many elements of the base model for exact cosines; 0:
-    none. Errors: ConfigError when nothing is changed, or what cannot be answered from the log; StoreError, ModelError.
+    none. Errors: ConfigError when nothing is changed, or what cannot be answered from the log; VerifyError when the log
+    lacks a result, or the centre's for es.baseline=centre; StoreError, ModelError.
     """
     history = collect(read_journal(run))
     config = changed_config(run, history.config, overrides)
@@ -131,7 +132,7 @@ def counterfactual(
     for commit in history.commits:
         cohort = cohort_of(history, commit)
         kept = drop.kept(cohort, commit.version) if drop else cohort
-        other = make_commit(config, commit.version, kept) if len(kept) > 1 else None
+        other = make_commit(config, commit.version, kept, history.centres) if len(kept) > 1 else None
         committed.append(direction(commit))
         others.append(direction(other))
         exact = exact_cosine(committed[-1], others[-1], commit.num_subspaces, ranges) if ranges else None
