@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpc_es.analysis.accounts import Simulated
 
 MAX_WORKERS = 100_000
-WIDTH_IN_FILES = 140
+WIDTH_IN_FILES = 160
 
 
 class Resample(StrEnum):
