@@ -1,9 +1,11 @@
 """Environments and an engine that do as a test says; made by name as `scripted:Steps` and so on."""
 
 import gc
+import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 from hpc_es.engine.base import Completion
 from hpc_es.envs.base import Env, Message, Observation, StepResult
@@ -77,6 +79,21 @@ class Raises(Steps):
         if FAULTS["raises"]:
             FAULTS["raises"] -= 1
             raise ValueError("the tool server is unreachable")
+        return super().step(text)
+
+
+class Instant(Raises):
+    """Notes the thread that each call runs in."""
+
+    instant = True
+    threads: ClassVar[set[str]] = set()
+
+    def reset(self, task: int) -> Observation:
+        self.threads.add(threading.current_thread().name)
+        return super().reset(task)
+
+    def step(self, text: str) -> StepResult:
+        self.threads.add(threading.current_thread().name)
         return super().step(text)
 
 

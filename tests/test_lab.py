@@ -16,6 +16,7 @@ from hpc_es.errors import ConfigError, EnvError
 from hpc_es.params.arena import Arena
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.params.models import get_model
+from hpc_es.store import read
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "lab"
 
@@ -151,3 +152,29 @@ def test_a_worker_of_the_laboratory_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+@pytest.fixture(scope="module")
+def lab_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return get_model("lab-10k", tmp_path_factory.mktemp("models") / "lab-10k", say=lambda line: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["sync", "lag4-50", "async-1"])
+def test_a_whole_run_of_the_laboratory_is_verified_and_replayed(tmp_path: Path, lab_model: Path, preset: str) -> None:
+    settings = [f"model.path={lab_model}", f"run.dir={tmp_path}", "run.num_updates=8", "eval.num_tasks=128"]
+    command = [str(CONFIGS / "10k.yaml"), str(CONFIGS.parent / "staleness" / "16x16" / f"{preset}.yaml"), *settings]
+    hpc_es("run", *command)
+    run = read(tmp_path / "lab")
+    assert len(run.updates) == 8
+    assert run.evals["version"].tolist() == [0, 8]
+    assert run.updates["lag_max"].max() <= {"sync": 0, "lag4-50": 4, "async-1": 1}[preset]
+    assert "everything fits" in hpc_es("verify", str(tmp_path / "lab"))
+    hpc_es("replay", str(tmp_path / "lab"), "--out", str(tmp_path / "theta"))
+    assert Arena.from_pretrained(tmp_path / "theta").digest() == run.updates["digest"].iloc[-1]
+
+
+def hpc_es(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "hpc_es", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr

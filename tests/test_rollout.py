@@ -73,6 +73,19 @@ def test_an_environment_that_raises_twice_voids_the_evaluation_and_is_quoted():
         play("AlwaysRaises")
 
 
+def test_an_instant_environment_is_played_without_a_thread_and_its_faults_are_named_all_the_same():
+    scripted.FAULTS["raises"] = 1
+    scripted.Instant.threads.clear()
+    with_threads, without = play("Steps"), play("Instant")
+    assert scripted.Instant.threads == {"MainThread"}
+    assert [episode.reward for episode in without] == [episode.reward for episode in with_threads]
+    assert sum(episode.retries for episode in without) == 1
+    scripted.FAULTS["raises"] = 1000
+    with pytest.raises(EnvError, match=r"scripted:Instant: step 1 of task 4 raised ValueError: the tool server"):
+        play("Instant", tasks=(4,))
+    scripted.FAULTS.clear()
+
+
 def test_a_reward_of_nan_is_a_fault_and_not_a_number():
     with pytest.raises(EnvError, match="rewarded with nan"):
         play("NanReward")
