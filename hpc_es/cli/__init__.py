@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from hpc_es import __version__
-from hpc_es.cli import probe, simulate, slurm, study
+from hpc_es.cli import probe, report, simulate, slurm, study
 from hpc_es.cli.arguments import (
     EXIT_FAILED,
     EXIT_MISTAKE,
@@ -252,6 +252,7 @@ slurm.add_commands(app)
 simulate.add_commands(app)
 probe.add_commands(app)
 study.add_commands(app)
+report.add_commands(app)
 
 
 @app.command(hidden=True)
@@ -341,7 +342,7 @@ def _status_at_rest(paths: RunPaths) -> "Status":
         fitness=ledger.fitness,
         eval_fitness=None if eval_version is None else ledger.eval_fitness[eval_version],
         eval_version=eval_version,
-        cohort_done=min(ledger.num_waiting_for(ledger.version + 1), config.es.population),
+        cohort_done=min(ledger.num_due, config.es.population),
         cohort_size=config.es.population,
         seconds_elapsed=0.0,
         seconds_left=None,

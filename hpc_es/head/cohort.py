@@ -55,9 +55,9 @@ class Cohort:
     def is_full(self) -> bool:
         """Whether the results are there, and the schedule lets them be consumed now."""
         ledger = self.ledger
-        if self.update > self.schedule.num_updates or ledger.num_waiting_for(self.update) < self.schedule.population:
+        if self.update > self.schedule.num_updates or ledger.num_due < self.schedule.population:
             return False
-        return self.schedule.may_commit(self.update, ledger.waiting_for(self.update), ledger.live)
+        return self.schedule.may_commit(self.update, ledger.due(), ledger.live)
 
     def must_wait(self) -> bool:
         """For the digest of this version, for what was planned at it to be leased, or for the centre's fitness."""
@@ -77,18 +77,20 @@ class Cohort:
         )
 
     def stale(self) -> list[Entry]:
-        """Results that have waited too long, or came too late."""
-        oldest = min(self.ledger.waiting, default=self.update)
-        if self.schedule.judge(version=oldest, meant_for=self.update, update=self.update) is not Verdict.stale:
-            return []
-        return [entry for entry in self.ledger.reported_for(self.update) if self._is_stale(entry.assignment)]
-
-    def _is_stale(self, assignment: Assignment) -> bool:
-        verdict = self.schedule.judge(version=assignment.version, meant_for=assignment.update, update=self.update)
-        return verdict is Verdict.stale
+        """Results that have waited too long, or came too late. Only what is dispatched on demand can be."""
+        return self._judged(Verdict.stale) if self.on_demand else []
 
     def _oldest(self) -> list[Entry]:
-        return self.ledger.reported_for(self.update)[: self.schedule.population]
+        return self._judged(Verdict.accept)[: self.schedule.population]
+
+    def _judged(self, verdict: Verdict) -> list[Entry]:
+        """What waits and is judged so, sorted by (dispatch version, slot). Results of one version that were planned for
+        one update fare alike."""
+        return self.ledger.waiting_in(
+            (meant_for, version)
+            for meant_for, version in self.ledger.groups
+            if self.schedule.judge(version=version, meant_for=meant_for, update=self.update) is verdict
+        )
 
 
 def num_orphans(commit: Commit) -> int:

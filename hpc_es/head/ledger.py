@@ -58,13 +58,15 @@ class Ledger:
     """Members that are queued or leased, by dispatch version."""
     waiting: Counter[int] = field(default_factory=Counter)
     """Members that are reported and not yet counted, by dispatch version."""
+    num_due: int = 0
+    """How many of these wait for the next update, or were planned for an earlier one."""
+    groups: dict[tuple[int, int], set[EvalId]] = field(default_factory=dict)
+    """The same members by (the update that they were planned for, dispatch version)."""
     _queued: Counter[Kind] = field(default_factory=Counter)
     _queues: dict[Kind, list[EvalId]] = field(
         default_factory=lambda: {"centre": [], "train": [], "eval": []}, compare=False
     )
     """Heaps; what is not queued any more is skipped when it comes up."""
-    _reported: dict[int, set[EvalId]] = field(default_factory=dict)
-    """Members that wait, by the update that they were planned for."""
     _centre_ids: dict[int, set[EvalId]] = field(default_factory=dict)
     """Unfinished evaluations of the centre, by version, on evaluation tasks and on the members' batch."""
 
@@ -89,23 +91,23 @@ class Ledger:
         ids = sorted(set(self._queues["train"])) if self._queued["train"] else []
         return [entry for eval_id in ids if (entry := self.entries[eval_id]).state == "queued"]
 
-    def waiting_for(self, update: int) -> Counter[int]:
-        """Members that wait for `update` or were planned for an earlier one: counts by dispatch version."""
-        early = (eval_id.version for meant_for, ids in self._reported.items() if meant_for > update for eval_id in ids)
-        return self.waiting - Counter(early)
+    def due(self) -> Counter[int]:
+        """Members that wait for the next update or were planned for an earlier one: counts by dispatch version."""
+        counts = Counter[int]()
+        for (meant_for, version), ids in self.groups.items():
+            if meant_for <= self.version + 1:
+                counts[version] += len(ids)
+        return counts
 
-    def num_waiting_for(self, update: int) -> int:
-        return sum(len(ids) for meant_for, ids in self._reported.items() if meant_for <= update)
-
-    def reported_for(self, update: int) -> list[Entry]:
-        """Members that wait for `update` or were planned for an earlier one, sorted by (dispatch version, slot)."""
-        ids = [eval_id for meant_for, ids in self._reported.items() if meant_for <= update for eval_id in ids]
-        return [self.entries[eval_id] for eval_id in sorted(ids)]
+    def waiting_in(self, groups: Iterable[tuple[int, int]]) -> list[Entry]:
+        """What waits in these groups, sorted by (dispatch version, slot)."""
+        return [self.entries[eval_id] for eval_id in sorted(name for group in groups for name in self.groups[group])]
 
     def reported_at(self, version: int) -> list[Entry]:
         """Results measured at `version` that nothing has counted yet."""
-        waiting = set[EvalId]().union(*self._reported.values(), self._centre_ids.get(version, ()))
-        entries = [self.entries[eval_id] for eval_id in sorted(waiting) if eval_id.version == version]
+        members = (ids for (_, measured_at), ids in self.groups.items() if measured_at == version)
+        waiting = set[EvalId]().union(*members, self._centre_ids.get(version, ()))
+        entries = [self.entries[eval_id] for eval_id in sorted(waiting)]
         return [entry for entry in entries if entry.state == "reported"]
 
     def evals_open(self) -> bool:
@@ -199,7 +201,8 @@ class Ledger:
         self.failures_in_a_row = 0
         assignment = entry.assignment
         if assignment.kind == "train":
-            self._reported.setdefault(assignment.update, set()).add(assignment.eval_id)
+            self.groups.setdefault((assignment.update, assignment.version), set()).add(assignment.eval_id)
+            self.num_due += assignment.update <= self.version + 1
         else:
             self._finish_centres(assignment.version)
 
@@ -234,19 +237,20 @@ class Ledger:
 
     def _forget(self, entry: Entry) -> None:
         """It waits no more."""
-        update = entry.assignment.update
-        waiting = self._reported.get(update)
-        if waiting is not None:
-            waiting.discard(entry.assignment.eval_id)
-            if not waiting:
-                del self._reported[update]
+        group = (entry.assignment.update, entry.assignment.version)
+        waiting = self.groups.get(group, set())
+        if entry.assignment.eval_id not in waiting:
+            return
+        waiting.remove(entry.assignment.eval_id)
+        self.num_due -= entry.assignment.update <= self.version + 1
+        if not waiting:
+            del self.groups[group]
 
     def _count_in(self, entry: Entry) -> None:
         self._move(entry, "counted")
         entry.result = None
 
     def _commit(self, commit: Commit) -> None:
-        self.version = commit.version
         self.commits[commit.version] = commit
         self.nulls_in_a_row = self.nulls_in_a_row + 1 if commit.null else 0
         self.fitness = sum(member.fitness for member in commit.members) / len(commit.members)
@@ -254,3 +258,5 @@ class Ledger:
             entry = self.entries[member.eval_id]
             self._count_in(entry)
             self._forget(entry)
+        self.version = commit.version
+        self.num_due += sum(len(ids) for (update, _), ids in self.groups.items() if update == commit.version + 1)

@@ -32,7 +32,7 @@ def status(core: Core, anchor: Anchor, now: float) -> Status:
         fitness=ledger.fitness,
         eval_fitness=None if eval_version is None else ledger.eval_fitness[eval_version],
         eval_version=eval_version,
-        cohort_done=min(ledger.num_waiting_for(ledger.version + 1), core.config.es.population),
+        cohort_done=min(ledger.num_due, core.config.es.population),
         cohort_size=core.config.es.population,
         seconds_elapsed=elapsed,
         seconds_left=seconds_left,
