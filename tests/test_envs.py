@@ -214,8 +214,9 @@ def test_a_run_evaluates_on_held_out_tasks_whatever_options_it_gives(given):
             "eval": {"options": given},
         }
     )
-    train, held_out = (make_for(config, kind) for kind in ("train", "eval"))
+    train, held_out, centre = (make_for(config, kind) for kind in ("train", "eval", "centre"))
     seen = {train.reset(task).messages for task in range(train.num_tasks)}
+    assert seen == {centre.reset(task).messages for task in range(centre.num_tasks)}
     assert not seen & {held_out.reset(task).messages for task in range(held_out.num_tasks)}
 
 

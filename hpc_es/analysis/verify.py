@@ -212,7 +212,7 @@ def _check_noise(history: History, commit: Commit, member: UpdateMember) -> list
         return ["never planned as a member"]
     planned, config = assignment.member, history.config
     problems = []
-    replayed = (member.seed, member.sign, member.sigma, member.subspace, commit.num_subspaces, commit.partition_seed)
+    replayed = (member.seed, member.sign, member.sigma, member.subspace, commit.num_subspaces, member.partition_seed)
     measured = (planned.seed, planned.sign, planned.sigma, planned.subspace)
     if replayed != (*measured, planned.num_subspaces, planned.partition_seed):
         problems.append("its noise is not that which was evaluated")

@@ -49,10 +49,11 @@ def make_for(config: Config, kind: Kind) -> Env:
     An environment that knows splits gets the right one by itself, so that nobody evaluates on training tasks by
     forgetting to say so.
     """
-    laid_over = config.task.train if kind == "train" else config.eval.options
+    split = "eval" if kind == "eval" else "train"  # a centre plays what the members play
+    laid_over = config.eval.options if split == "eval" else config.task.train
     options = {**config.task.options, **laid_over}
     if any(parameter.name == "split" for parameter in _parameters(_find(config.task.env))):
-        options.setdefault("split", kind)
+        options.setdefault("split", split)
     return make(config.task.env, **options)
 
 
