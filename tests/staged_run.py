@@ -57,6 +57,8 @@ class Staged:
     spread: float = 0.8
     """Of the logarithm of an evaluation's seconds; median 1 s."""
     model: str = "models/none"
+    finish: Callable[[Commit], tuple[Commit, float]] = lambda commit: (commit, 0.01)
+    """The commit as it is journalled, and the norm of its update."""
 
     def config(self) -> dict[str, Any]:
         return {
@@ -166,8 +168,9 @@ class _Play:
             if a.member is not None
         )
         self.now += 0.05
-        yield Committed(self.now, Commit(update, ALPHA, members))
-        yield Digested(self.now + 0.01, update, 100 + update, 0.01, 0.01)
+        commit, norm = self.staged.finish(Commit(update, ALPHA, members))
+        yield Committed(self.now, commit)
+        yield Digested(self.now + 0.01, update, 100 + update, norm, 0.01)
         self.version, self.slots = update, 0
         if update < self.staged.num_updates:
             yield from self.plan()

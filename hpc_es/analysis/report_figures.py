@@ -1,0 +1,185 @@
+"""The figures of a report, in order: which there are, what they are called, and how each is to be read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hpc_es.analysis import plots
+from hpc_es.analysis.progress import Measure
+from hpc_es.analysis.runs import Condition, labelled
+from hpc_es.store import Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_PANELS = 8
+"""Figures with a panel per run show so many of them at most."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a report is about."""
+
+    conditions: tuple[Condition, ...]
+    measure: Measure
+    model: Path | None = None
+    """The base model, where it has moved."""
+
+    @property
+    def runs(self) -> Mapping[str, Sequence[Run]]:
+        """All of them, by condition."""
+        return {condition.label: condition.runs for condition in self.conditions}
+
+    @property
+    def few(self) -> Mapping[str, Run]:
+        """One per condition, the first; of a single condition its first runs."""
+        named = labelled(self.runs)
+        if len(self.conditions) > 1:
+            named = [(condition.label, condition.runs[0]) for condition in self.conditions if condition.runs]
+        return dict(named[:MAX_PANELS])
+
+    @property
+    def num_runs(self) -> int:
+        return sum(len(condition.runs) for condition in self.conditions)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One figure; `draw` raises NothingToShow where the runs have no data for it."""
+
+    name: str
+    title: str
+    reading: str
+    draw: "Callable[[Selection], Figure]"
+    per_run: bool = False
+    """It has a panel per run, so it shows `few` of them."""
+
+
+LEARNING = (
+    Entry(
+        "learning_curve",
+        "Learning curves",
+        "Left, the mean fitness of each cohort (thin) and of the last five (thick); right, the unperturbed policy on "
+        "held-out tasks. Bars are standard errors over the tasks of one run, or deviations between several; a rise "
+        "smaller than its bars is no rise.",
+        lambda chosen: plots.plot_learning_curve(chosen.runs, measure=chosen.measure),
+    ),
+    Entry(
+        "costs",
+        "What a level cost",
+        "The same evaluations over four costs of training: the curve further to the left at the same height was the "
+        "cheaper one.",
+        lambda chosen: plots.plot_costs(chosen.runs, chosen.measure),
+    ),
+)
+STALENESS = (
+    Entry(
+        "lags",
+        "Lags of what was consumed and refused",
+        "Left, how many members were consumed at each lag and how many were too late; right, mean and largest lag of "
+        "every cohort: no consumed lag may lie above the bound of the schedule.",
+        lambda chosen: plots.plot_lags(chosen.few),
+        per_run=True,
+    ),
+    Entry(
+        "composition",
+        "Cohorts against their schedule",
+        "Each column is a cohort, coloured by lag; the black lines are what the schedule asks for, so colours must "
+        "change at the lines and nowhere else.",
+        lambda chosen: plots.plot_composition(chosen.few),
+        per_run=True,
+    ),
+    Entry(
+        "brackets",
+        "Brackets of the staircase",
+        "At each step (vertical line) the cohort was measured around an old theta again: where that is theta_0, raw "
+        "fitness must fall back to the dotted line, from the first number to the second.",
+        lambda chosen: plots.plot_brackets(chosen.few),
+        per_run=True,
+    ),
+)
+TIME = (
+    Entry(
+        "timeline",
+        "Who did what, and when",
+        "One line per worker: its evaluations by what became of them, commits as vertical lines; white is idle time, "
+        "which a barrier leaves before every commit.",
+        lambda chosen: plots.plot_timeline(chosen.few),
+        per_run=True,
+    ),
+    Entry(
+        "worker_shares",
+        "Busy and useful shares",
+        "Of the seconds that a worker was connected: blue went into evaluations that count, orange into others, grey "
+        "into none.",
+        lambda chosen: plots.plot_worker_shares(chosen.few),
+        per_run=True,
+    ),
+    Entry(
+        "durations",
+        "How long evaluations take",
+        "Left, the share of members that took at most so long: the longer the upper tail, the more a barrier costs; "
+        "right, quartiles and the range from 5 to 95 % by worker, to find a slow one.",
+        lambda chosen: plots.plot_durations(chosen.runs),
+    ),
+    Entry(
+        "waiting",
+        "Flight and queue",
+        "Every consumed member: seconds from its lease to its result against seconds from there to its commit. What "
+        "waits long in the queue is stale by design; what flies long is stale by nature.",
+        lambda chosen: plots.plot_waiting(chosen.few),
+        per_run=True,
+    ),
+    Entry(
+        "discards",
+        "What was thrown away, and whether that is a bias",
+        "Left, worker-seconds by the update that consumed or refused them; right, how much longer discarded members "
+        "were than consumed ones (95 % bootstrap intervals): right of zero, updates lack long episodes.",
+        lambda chosen: plots.plot_discards(chosen.few),
+        per_run=True,
+    ),
+)
+MOVEMENT = (
+    Entry(
+        "update_norms",
+        "Length of updates",
+        "The length of every update, as the head measured it: it follows from step size and population, and says "
+        "nothing about whether fitness meant anything.",
+        lambda chosen: plots.plot_update_norms(chosen.runs),
+    ),
+    Entry(
+        "drift",
+        "Distance from theta_0, beside a random walk",
+        "The dashed line is the same schedule with its utilities dealt out at random. Above it, updates have added up "
+        "in one direction; on it, size alone shows no learning. The band is two standard errors of a sample of "
+        "parameters that was replayed from the journal.",
+        lambda chosen: plots.plot_drift(chosen.few, chosen.model),
+        per_run=True,
+    ),
+    Entry(
+        "magnitudes",
+        "Parameters by how far they moved",
+        "Share of parameters that moved by at most so much (with the standard error of the sample), and that of the "
+        "random walk.",
+        lambda chosen: plots.plot_magnitudes(chosen.few, chosen.model),
+        per_run=True,
+    ),
+)
+EPISODES = (
+    Entry(
+        "episodes",
+        "Turns and tokens per episode",
+        "Lines are consumed members (thick: mean of five updates), dots the unperturbed policy: one that learns to say "
+        "less, or more, shows here.",
+        lambda chosen: plots.plot_episodes(chosen.runs),
+    ),
+)
+
+SECTIONS: dict[str, tuple[Entry, ...]] = {
+    "Learning": LEARNING,
+    "Staleness": STALENESS,
+    "Time": TIME,
+    "How far theta moved": MOVEMENT,
+    "Episodes": EPISODES,
+}

@@ -1,0 +1,88 @@
+"""`hpc-es report`: a page, figures and tables of one run or of several side by side."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpc_es.cli.arguments import Json
+from hpc_es.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpc_es.analysis.progress import Measure
+    from hpc_es.analysis.runs import Runs
+    from hpc_es.store import Run
+
+RunArguments = Annotated[
+    list[str],
+    typer.Argument(metavar="[NAME=]RUN...", help="Run folders or run.h5 files; runs of one NAME are one condition."),
+]
+
+
+class MeasureName(StrEnum):
+    success = "success"
+    fitness = "fitness"
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(report)
+
+
+def report(
+    runs: RunArguments,
+    out: Annotated[Path | None, typer.Option(help="Default: RUN/report for one run, else report.")] = None,
+    measure: Annotated[MeasureName | None, typer.Option(help="Default: success, if any task was ever solved.")] = None,
+    base: Annotated[str | None, typer.Option(help="Condition to compare with; default: Sync, else the first.")] = None,
+    model: Annotated[Path | None, typer.Option(help="The base model, where it has moved.")] = None,
+    json: Json = False,
+) -> None:
+    """Learning, staleness, time and drift of one run or of several: report.html, figures/*.png, tables/*.csv."""
+    from hpc_es.analysis.report import write_report
+    from hpc_es.cli.output import console, print_json
+
+    screen = console(stderr=json)
+    named = read_runs(runs)
+    judged: Measure | None = None if measure is None else measure.value
+    written = write_report(named, out or _default_out(runs), measure=judged, base=base, model=model)
+    if json:
+        print_json(
+            {"page": written.page, "figures": written.figures, "tables": written.tables, "absent": written.absent}
+        )
+    for name, reason in written.absent.items():
+        screen.print(f"no figure {name}: {reason}", markup=False)
+    counts = f"{len(written.figures)} figures, {len(written.tables)} tables"
+    screen.print(f"{written.page} ({counts} beside it)", markup=False)
+
+
+def read_runs(arguments: list[str]) -> "Runs":
+    """Runs by condition; those without a name get that of their settings. Errors: StoreError, ConfigError."""
+    from hpc_es.analysis.runs import conditions_of
+    from hpc_es.store import read
+
+    named: dict[str, list[Run]] = {}
+    plain: list[Run] = []
+    for argument in arguments:
+        name, path = _split(argument)
+        if name is None:
+            plain.append(read(path))
+        else:
+            named.setdefault(name, []).append(read(path))
+    for condition in conditions_of(plain):
+        named.setdefault(condition.label, []).extend(condition.runs)
+    return named
+
+
+def _split(argument: str) -> tuple[str | None, Path]:
+    """NAME=RUN, unless there is a file of that very name."""
+    name, equals, path = argument.partition("=")
+    if not equals or Path(argument).exists():
+        return None, Path(argument)
+    if not name.strip() or not path:
+        raise ConfigError(f"{argument!r} must be RUN or NAME=RUN, e.g. Sync=runs/sync0")
+    return name.strip(), Path(path)
+
+
+def _default_out(arguments: list[str]) -> Path:
+    _, path = _split(arguments[0])
+    return path / "report" if len(arguments) == 1 and path.is_dir() else Path("report")
