@@ -42,9 +42,6 @@ class Estimate:
     low: float
     high: float
 
-    def __str__(self) -> str:
-        return f"{self.value:.3g} ({self.low:.3g} to {self.high:.3g})"
-
 
 @dataclass(frozen=True)
 class Trade:

@@ -146,7 +146,7 @@ def _noise_table(floor: "NoiseFloor") -> "Table":
 
 def _trade_table(floor: "NoiseFloor") -> "Table":
     """Gains are squared signal-to-noise ratios of the update, against N and T of the run."""
-    table = _table("tasks T", "reliability", "cosine", "N at equal episodes", "gain", "at equal seconds", "gain")
+    table = _table("tasks T", "reliability", "cosine", "N, same episodes", "gain", "N, same seconds", "gain")
     for trade in floor.trades:
         seconds, gain = trade.members_at_equal_seconds, trade.gain_at_equal_seconds
         table.add_row(
@@ -163,20 +163,28 @@ def _trade_table(floor: "NoiseFloor") -> "Table":
 
 
 def _stale_table(found: "list[Agreement]", version: int) -> "Table":
-    table = _table("lag", "from", "rank correlation", "of lag 0", "cosine of z", "then", "now", "logged")
+    table = _table("lag", "rank correlation", "of lag 0", "cosine of z", "then", "now")
     for row in found:
         table.add_row(
             f"{row.lag}",
-            f"theta_{row.version}",
-            "no spread" if row.rank_correlation is None else str(row.rank_correlation),
+            _with_interval(row.rank_correlation),
             "-" if row.share_of_ceiling is None else f"{row.share_of_ceiling:.0%}",
-            "-" if row.correlation is None else str(row.correlation),
+            _with_interval(row.correlation),
             f"{row.mean_then:.4f}",
             f"{row.mean_now:.4f}",
-            f"{row.num_logged} of {row.num_members}",
         )
-    table.caption = f"then: where it was dispatched; now: around theta_{version}; lag 0, twice there, is the ceiling"
+    logged, scored = sum(row.num_logged for row in found), sum(row.num_members for row in found)
+    table.caption = (
+        f"then: fitness where it was dispatched ({logged} of {scored} from the log); now: around theta_{version}, "
+        "same tasks, other sampling seeds; lag 0, twice there, is the ceiling"
+    )
     return table
+
+
+def _with_interval(estimate: "Estimate | None") -> str:
+    if estimate is None:
+        return "no spread"
+    return f"{estimate.value:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
 
 
 def _table(*titles: str) -> "Table":
