@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
 from hpc_es.engine.gate import to_the_end
 from hpc_es.errors import ConfigError, EngineError, EnvError, HpcEsError, ModelError
-from hpc_es.es.records import Commit, EvalId, Member, UpdateMember
+from hpc_es.es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
 from hpc_es.params.lab_model import write_lab_model
@@ -301,6 +302,32 @@ def test_choices_that_are_not_one_token_each_are_refused(bench: Bench, choices: 
     bench.run(bench.engine.perturb(None))
     with pytest.raises(EnvError, match=message):
         bench.generate(choices=choices)
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_an_optimisers_state_is_in_the_digest_that_an_engine_proves(
+    kind: str, model: ModelConfig, lab_model: ModelConfig, tmp_path: Path
+) -> None:
+    """vLLM with two ranks, each of which updates its share of m and v."""
+    mine = lab_model if kind == "lab" else model
+    step = OptimiserStep("adam", 5e-4, 0.9, 0.1, 0.999, 0.001, 1e-8)
+    commits = [structs.replace(commit(version), step=step) for version in (1, 2, 3)]
+    arena = Arena.from_pretrained(mine.path, optimiser="adam")
+    arena.apply(commits[:2])
+    folder = checkpoint.write(RunPaths(tmp_path), arena)
+    arena.apply(commits[2:])
+    with asyncio.Runner() as runner:
+        extra = {"tensor_parallel": 2} if kind == "vllm" else {}
+        engine = runner.run(start_engine(mine, settings(kind, **extra), threads=1, optimiser="adam"))
+        try:
+            for way in (lambda: engine.update(commits), lambda: engine.load(folder)):
+                runner.run(way())
+                runner.run(engine.update(commits[engine.version :]))
+                updated = engine.digest
+                runner.run(engine.perturb(MEMBER))
+                assert updated == engine.digest == arena.digest()
+        finally:
+            runner.run(engine.close())
 
 
 @in_every_engine
