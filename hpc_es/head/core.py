@@ -321,10 +321,11 @@ class Core:
         data = messages.encode_commit(commit)
         sha256 = hashlib.sha256(data).digest()
         epoch = self.crew.usable_epoch()
+        with_record = messages.Announce(commit.version, 0, len(data), sha256, data)
+        announced = messages.Announce(commit.version, epoch.number if epoch else 0, len(data), sha256, None)
+        members = set(epoch.workers) if epoch else set()
         for name in self.crew.workers:
-            by_broadcast = epoch is not None and name in epoch.workers
-            number, record = (epoch.number, None) if epoch and by_broadcast else (0, data)
-            self._send(name, messages.Announce(commit.version, number, len(data), sha256, record))
+            self._send(name, announced if name in members else with_record)
         if epoch is not None:
             self._out.append(Broadcast(epoch.number, data))
         if commit.version < self.config.run.num_updates:

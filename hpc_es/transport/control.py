@@ -61,6 +61,7 @@ class HeadServer:
         keys = load_secrets(paths)
         self.generation = generation
         self.num_undecodable = 0
+        self._encoded: tuple[AnyMessage | None, bytes] = None, b""
         self._workers_key = z85.decode(keys.workers.public)
         self._wake = Wake()
         self._context = zmq.Context()
@@ -102,8 +103,11 @@ class HeadServer:
                 return received
 
     def send(self, peer: bytes, message: AnyMessage) -> None:
+        """What one peer after the other is sent is encoded once."""
+        if message is not self._encoded[0]:
+            self._encoded = message, encode(self.generation, message)
         with suppress(zmq.Again):
-            self._router.send_multipart([peer, encode(self.generation, message)], zmq.NOBLOCK)
+            self._router.send_multipart([peer, self._encoded[1]], zmq.NOBLOCK)
 
     def wake(self) -> None:
         """Make a receive that waits in another thread, or the next one, return."""

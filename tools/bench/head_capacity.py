@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import starmap
 from pathlib import Path
@@ -118,7 +118,7 @@ def measure(config: Config) -> str:
         command = [sys.executable, "-m", "hpc_es", "head", str(paths.root), "--local", "--parent", str(os.getpid())]
         head = family.start(command, log=paths.log("head"))
         crowd = Crowd(paths, config, wait_for_head(paths))
-        crowd.run()
+        crowd.run(lambda: head.poll() is not None)
         while head.poll() is None:
             time.sleep(0.02)
         if head.poll() != 0:
@@ -165,6 +165,8 @@ class Crowd:
         """Heard from the head."""
         self._arena = Arena.from_pretrained(config.model.path)
         self._digests = {0: self._arena.base_digest}
+        self._early: dict[int, list[tuple[Client, Assignment]]] = {}
+        """Work at versions that are not known yet."""
         self._config_digest = config_digest(config)
         self._episodes = tuple(episode(task) for task in range(config.es.tasks_per_member))
         self._present = config.es.population
@@ -181,13 +183,20 @@ class Crowd:
             self._clients[descriptor] = client
             self._poll.register(descriptor, select.EPOLLIN | select.EPOLLET)
 
-    def run(self) -> None:
+    def run(self, head_ended: Callable[[], bool]) -> None:
         """Until the head has sent everyone home. Errors: the process ends when the head falls silent."""
+        try:
+            self._talk(head_ended)
+            self.cpu = time.process_time() - self._cpu_before
+        finally:
+            self._context.destroy(linger=0)
+
+    def _talk(self, head_ended: Callable[[], bool]) -> None:
         for client in self._clients.values():
             self._say(client, self._hello(client.name))
         beat_at = time.monotonic() + self.config.transport.heartbeat
         silent_at = time.monotonic() + SILENCE_S
-        while self._present:
+        while self._present and not head_ended():
             for descriptor, _ in self._poll.poll(max(beat_at - time.monotonic(), 0.0)):
                 silent_at = time.monotonic() + SILENCE_S
                 self._listen(self._clients[descriptor])
@@ -198,10 +207,6 @@ class Crowd:
                     self._listen(client)
             if time.monotonic() > silent_at:
                 sys.exit(f"the head was silent for {SILENCE_S:g} s, {self._present} clients are still there")
-        self.cpu = time.process_time() - self._cpu_before
-        for client in self._clients.values():
-            client.connection.close()
-        self._context.term()
 
     def _listen(self, client: Client) -> None:
         """Answer everything that is there: a descriptor of ZeroMQ tells of news once, and what is sent may hide it."""
@@ -213,7 +218,7 @@ class Crowd:
     def _answer(self, client: Client, message: messages.AnyMessage) -> None:
         match message:
             case messages.Work(assignment=assignment):
-                self._say(client, messages.Report(client.name, self._result(assignment), 0.0, 0.0))
+                self._work(client, assignment)
             case messages.Ack(eval_id=eval_id):
                 self.acknowledged.append(eval_id)
             case messages.Announce(version=version, record=record) if record is not None:
@@ -229,14 +234,21 @@ class Crowd:
     def _learn(self, commit: Commit) -> None:
         """The arena goes on to the new version, for all clients."""
         self._digests[commit.version] = self._arena.apply([commit]).digest
+        for client, assignment in self._early.pop(commit.version, ()):
+            self._work(client, assignment)
         if commit.version == WARM_UP:
             self.head_cpu_before, self._cpu_before = cpu_of(self.head.pid), time.process_time()
 
-    def _result(self, assignment: Assignment) -> Result:
-        """Its fitness is a pure function of who is evaluated."""
+    def _work(self, client: Client, assignment: Assignment) -> None:
+        """Report a fitness that is a pure function of who is evaluated."""
+        digest = self._digests.get(assignment.version)
+        if digest is None:  # it joined so late that only others were told of this version, and have not read it yet
+            self._early.setdefault(assignment.version, []).append((client, assignment))
+            return
         assert assignment.member is not None
-        fitness = assignment.member.seed % 1000 / 1000
-        return Result(assignment.eval_id, fitness, self._episodes, self._digests[assignment.version], 0.01, 0.02, 0.03)
+        fitness = assignment.member.seed / 2**64
+        result = Result(assignment.eval_id, fitness, self._episodes, digest, 0.01, 0.02, 0.03)
+        self._say(client, messages.Report(client.name, result, 0.0, 0.0))
 
     def _hello(self, name: str) -> messages.Hello:
         facts = {"config": self._config_digest}
