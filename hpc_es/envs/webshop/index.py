@@ -1,0 +1,132 @@
+"""BM25 as Lucene computes it: k1 0.9, b 0.4, its idf, its one-byte document lengths and its single-precision sums.
+
+Invariant: documents come in the order of their score as a 32-bit float, equal scores by `rank`, so the list of hits is
+a function of the texts alone. Everything is a numpy array, so that an index on disk is mapped, not read, and shared by
+all processes of a node.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import log
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_es.envs.webshop.analysis import terms
+
+K1, B = np.float32(0.9), np.float32(0.4)
+_EXACT_LENGTHS = 24
+"""Lengths below this are stored exactly; above it, to three bits after the leading one."""
+
+
+@dataclass(frozen=True)
+class Postings:
+    """For each term, the documents that have it, ascending, and how often. Terms are sorted."""
+
+    term_bytes: NDArray[np.uint8]
+    term_ends: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    docs: NDArray[np.int32]
+    counts: NDArray[np.uint16]
+
+    def find(self, term: str) -> slice | None:
+        """Where the postings of a term lie."""
+        wanted = term.encode()
+        number = bisect_left(range(len(self.ends)), wanted, key=self._term)
+        if number == len(self.ends) or self._term(number) != wanted:
+            return None
+        return slice(_start(self.ends, number), int(self.ends[number]))
+
+    def _term(self, number: int) -> bytes:
+        return self.term_bytes[_start(self.term_ends, number) : int(self.term_ends[number])].tobytes()
+
+
+def _start(ends: NDArray[np.int64], number: int) -> int:
+    return int(ends[number - 1]) if number else 0
+
+
+class PostingsBuilder:
+    """Takes the terms of one document after another."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._terms, self._counts, self._sizes = array("i"), array("H"), array("i")
+
+    def add(self, document: Iterable[str]) -> int:
+        """Add a document; its length in terms."""
+        numbers = self._numbers
+        counted = Counter(numbers.setdefault(term, len(numbers)) for term in document)
+        self._terms.extend(counted)
+        self._counts.extend(min(count, 0xFFFF) for count in counted.values())
+        self._sizes.append(len(counted))
+        return counted.total()
+
+    def build(self) -> Postings:
+        names = sorted((term.encode(), number) for term, number in self._numbers.items())
+        new_number = np.empty(len(names), np.int32)
+        new_number[[number for _, number in names]] = np.arange(len(names), dtype=np.int32)
+        term_of = new_number[np.frombuffer(self._terms, np.int32)] if self._terms else np.empty(0, np.int32)
+        order = np.argsort(term_of, kind="stable")
+        docs = np.repeat(np.arange(len(self._sizes), dtype=np.int32), np.frombuffer(self._sizes, np.int32))
+        return Postings(
+            term_bytes=np.frombuffer(b"".join(name for name, _ in names), np.uint8),
+            term_ends=np.cumsum([len(name) for name, _ in names], dtype=np.int64),
+            ends=np.cumsum(np.bincount(term_of, minlength=len(names)), dtype=np.int64),
+            docs=docs[order],
+            counts=np.frombuffer(self._counts, np.uint16)[order] if self._counts else np.empty(0, np.uint16),
+        )
+
+
+class Ranking:
+    """Ranked search in postings."""
+
+    def __init__(
+        self, postings: Postings, lengths: NDArray[np.uint8], total_length: int, rank: NDArray[np.int32]
+    ) -> None:
+        """lengths: one encoded length per document; total_length: of all documents, in terms; rank: breaks ties."""
+        self._postings, self._lengths, self._rank = postings, lengths, rank
+        average = np.float32(total_length / max(len(lengths), 1))
+        decoded = np.array([decode_length(byte) for byte in range(256)], np.float32)
+        one = np.float32(1)
+        self._inverse = one / (K1 * ((one - B) + B * decoded / average)) if average else decoded
+
+    def search(self, query: str, limit: int) -> NDArray[np.int64]:
+        """Numbers of the best documents, at most `limit`."""
+        num_docs = len(self._lengths)
+        total = np.zeros(num_docs, np.float64)
+        one = np.float32(1)
+        for term, times in Counter(terms(query)).items():
+            where = self._postings.find(term)
+            if where is None:
+                continue
+            docs = self._postings.docs[where]
+            weight = np.float32(times) * np.float32(log(1 + (num_docs - len(docs) + 0.5) / (len(docs) + 0.5)))
+            saturation = self._postings.counts[where].astype(np.float32) * self._inverse[self._lengths[docs]]
+            total[docs] += weight - weight / (one + saturation)
+        return self._best(total.astype(np.float32), limit)
+
+    def _best(self, scores: NDArray[np.float32], limit: int) -> NDArray[np.int64]:
+        found = np.flatnonzero(scores)
+        if len(found) > limit:
+            worst = np.partition(scores[found], len(found) - limit)[len(found) - limit]
+            found = found[scores[found] >= worst]
+        return found[np.lexsort((self._rank[found], -scores[found]))][:limit]
+
+
+def encode_length(length: int) -> int:
+    """A length as Lucene's SmallFloat.intToByte4 stores it."""
+    if length < _EXACT_LENGTHS:
+        return length
+    rest = length - _EXACT_LENGTHS
+    shift = rest.bit_length() - 4
+    return _EXACT_LENGTHS + (rest if shift < 0 else (shift + 1) << 3 | (rest >> shift) & 7)
+
+
+def decode_length(byte: int) -> int:
+    if byte < _EXACT_LENGTHS:
+        return byte
+    shift, bits = divmod(byte - _EXACT_LENGTHS, 8)
+    return _EXACT_LENGTHS + (bits if shift == 0 else (bits | 8) << (shift - 1))
