@@ -1,45 +1,262 @@
-"""Learning curves show what the tables say."""
+"""Figures show what the tables say, for every mode of staleness; numbers behind them are those of the journal."""
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from fake_run import write_run
+from staged_run import Staged, stage, staircase, sync, tail
 
-import hpc_es.store
-from hpc_es.analysis.plots import plot_learning_curve, save_png
-from hpc_es.store.hdf5 import rebuild
+from hpc_es.analysis import plots
+from hpc_es.analysis.canvas import png
+from hpc_es.analysis.episodes import brackets, per_update, per_version
+from hpc_es.analysis.lags import composition, deviating_updates, lag_counts, prescribed
+from hpc_es.analysis.timeline import spans, worker_shares
+from hpc_es.analysis.waiting import discard_bias, members
+from hpc_es.errors import NothingToShow
+from hpc_es.store import Run
+from hpc_es.store.journal import read_journal
+from hpc_es.store.records import Committed, Discarded, Leased, Reported
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+TAIL = {0: 2, 1: 1, 2: 1}
+STEPS = ((1, 0), (4, 3), (7, 6))
+MODES: dict[str, Staged] = {
+    "sync": Staged(composition=sync(4)),
+    "natural": Staged(staleness={"mode": "natural", "max_lag": 1}, workers=8, spread=1.5, num_updates=20),
+    "tail": Staged(
+        staleness={"mode": "tail", "counts": {str(lag): count for lag, count in TAIL.items()}}, composition=tail(TAIL)
+    ),
+    "staircase": Staged(
+        staleness={"mode": "staircase", "steps": STEPS},
+        composition=staircase(4, STEPS),
+        fitness=lambda version, noise: 0.3 + 0.01 * version + 0.001 * noise,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    return {mode: stage(tmp_path_factory.mktemp(mode), staged) for mode, staged in MODES.items()}
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> hpc_es.store.Run:
-    write_run(tmp_path / "run", 8)
-    return hpc_es.store.read(rebuild(tmp_path / "run"))
+def empty(tmp_path: Path) -> Run:
+    """A head that has just begun."""
+    return stage(tmp_path / "run", Staged(composition=sync(4), num_updates=0, success={}))
 
 
-def test_the_curve_has_every_update_its_trailing_mean_and_every_evaluation(run: hpc_es.store.Run) -> None:
-    left, right = plot_learning_curve([run], measure="fitness").axes
+EVERYWHERE: list[Callable[[Any], Any]] = [
+    plots.plot_learning_curve,
+    plots.plot_costs,
+    plots.plot_lags,
+    plots.plot_composition,
+    plots.plot_timeline,
+    plots.plot_worker_shares,
+    plots.plot_durations,
+    plots.plot_waiting,
+    plots.plot_update_norms,
+    plots.plot_episodes,
+]
+
+
+@pytest.mark.parametrize("plot", EVERYWHERE, ids=lambda plot: str(plot.__name__))
+def test_every_mode_has_its_figure_alone_and_beside_the_others(
+    plot: Callable[[Any], Any], runs: dict[str, Run]
+) -> None:
+    for run in runs.values():
+        assert plot(run).axes[0].has_data()
+    assert png(plot(list(runs.values()))).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [*EVERYWHERE, plots.plot_discards, plots.plot_brackets, plots.plot_drift, plots.plot_magnitudes],
+    ids=lambda plot: str(plot.__name__),
+)
+def test_a_run_that_has_just_begun_has_no_figures_and_it_says_why(plot: Callable[[Any], Any], empty: Run) -> None:
+    with pytest.raises(NothingToShow, match=r"\w+ \w+ \w+"):
+        plot(empty)
+
+
+def xs(line: Any) -> list[float]:
+    return [float(value) for value in line.get_xdata()]
+
+
+def ys(line: Any) -> list[float]:
+    return [float(value) for value in line.get_ydata()]
+
+
+# --- learning ----------------------------------------------------------------------------------------------------
+
+
+def test_the_curve_has_every_update_its_trailing_mean_and_every_evaluation(runs: dict[str, Run]) -> None:
+    run = runs["sync"]
+    left, right = plots.plot_learning_curve([run], measure="fitness").axes
     (thin, thick), points = left.lines, right.lines[0]
     fitness = run.updates["fitness_mean"].to_numpy()
-    assert list(thin.get_xdata()) == list(range(1, 9))
-    assert list(thin.get_ydata()) == list(fitness)
+    assert xs(thin) == list(range(1, 9))
+    assert ys(thin) == list(fitness)
     trailing = [fitness[max(0, update - 5) : update].mean() for update in range(1, 9)]
-    assert np.allclose(np.asarray(thick.get_ydata(), dtype=float), trailing)
-    assert list(points.get_xdata()) == [0, 8]
-    assert list(points.get_ydata()) == list(run.evals["reward_mean"])
+    assert np.allclose(ys(thick), trailing)
+    assert xs(points) == [0, 4, 8]
+    assert ys(points) == list(run.evals["reward_mean"])
 
 
-def test_several_runs_share_a_figure_that_is_saved_as_png(run: hpc_es.store.Run, tmp_path: Path) -> None:
-    path = save_png(plot_learning_curve([run, run]), tmp_path / "report" / "curve.png")
+def test_the_star_stands_at_the_earliest_peak_and_the_legend_says_it(runs: dict[str, Run]) -> None:
+    figure = plots.plot_learning_curve(runs["sync"])
+    star = next(line for line in figure.axes[1].lines if line.get_marker() == "*")
+    assert (xs(star), ys(star)) == ([4], [3 / 8])  # 3 of 8 tasks at versions 4 and 8
+    assert figure.legends[0].get_texts()[0].get_text() == "Sync: peak 37.5 % at update 4, final 37.5 %"
+
+
+def test_runs_of_one_condition_are_drawn_as_their_mean(tmp_path: Path) -> None:
+    repeated = [
+        stage(tmp_path / f"run{seed}", Staged(composition=sync(4), seed=seed, success={8: solved}))
+        for seed, solved in enumerate((2, 6))
+    ]
+    left, right = plots.plot_learning_curve(repeated).axes
+    mean = next(line for line in right.lines if line.get_marker() == "o")
+    assert ys(mean) == [0.5]
+    trailing = [run.updates["fitness_mean"][:5].mean() for run in repeated]
+    thick = max(left.lines, key=lambda line: float(line.get_linewidth()))
+    assert ys(thick)[4] == pytest.approx(np.mean(trailing))
+
+
+def test_cost_is_an_alternative_x_axis(runs: dict[str, Run]) -> None:
+    left, right = plots.plot_learning_curve(runs["sync"], x="evaluations").axes
+    assert xs(left.lines[0]) == [4 * update for update in range(1, 9)]
+    assert xs(right.lines[0]) == [0, 16, 32]
+
+
+# --- staleness ---------------------------------------------------------------------------------------------------
+
+
+def test_lags_are_those_of_the_schedule(runs: dict[str, Run]) -> None:
+    # 8 updates: lag 1 from update 2 (7 cohorts), lag 2 from update 3 (6), what is missing is fresh
+    assert lag_counts(runs["tail"])["accepted"].to_dict() == {0: 32 - 7 - 6, 1: 7, 2: 6}
+    assert lag_counts(runs["staircase"])["accepted"].to_dict() == {0: 12, 3: 12, 6: 8}
+
+
+def test_discarded_lags_are_counted_apart(runs: dict[str, Run], tmp_path: Path) -> None:
+    records = list(read_journal(stage(tmp_path / "run", MODES["natural"]).folder or tmp_path))
+    discarded = [record.update - 1 - record.eval_id.version for record in records if isinstance(record, Discarded)]
+    assert len(discarded) > 5
+    counts = lag_counts(runs["natural"])
+    assert counts["discarded"].sum() == len(discarded)
+    assert counts["discarded"][2] == discarded.count(2)
+    assert counts["discarded"][[0, 1]].sum() == 0
+    assert counts["accepted"].sum() == 80
+
+
+def test_cohorts_have_the_composition_that_is_prescribed(runs: dict[str, Run]) -> None:
+    assert composition(runs["tail"]).loc[[1, 2, 8]].to_numpy().tolist() == [[4, 0, 0], [3, 1, 0], [2, 1, 1]]
+    for mode in ("sync", "tail", "staircase"):
+        assert deviating_updates(runs[mode]) == []
+    assert prescribed(runs["natural"]) is None
+
+
+def test_a_cohort_that_deviates_from_its_schedule_is_named(tmp_path: Path) -> None:
+    staleness = {"mode": "controlled", "lag": 2, "share": 0.5}
+    fresh = stage(tmp_path / "run", Staged(staleness=staleness, composition=sync(4)))
+    assert deviating_updates(fresh) == [3, 4, 5, 6, 7, 8]
+    assert "6 of 8 cohorts deviate" in plots.plot_composition(fresh).axes[0].get_title(loc="left")
+
+
+def test_at_each_step_fitness_falls_back_to_the_start(runs: dict[str, Run]) -> None:
+    found = brackets(runs["staircase"])
+    assert found[["update", "lag"]].to_numpy().tolist() == [[4, 3], [7, 6]]
+    fitness = runs["staircase"].updates["fitness_mean"]
+    assert found["before"].tolist() == [fitness[2], fitness[5]]
+    assert found["at"].tolist() == [fitness[3], fitness[6]]
+    assert found["at"].to_numpy() == pytest.approx(fitness[0], abs=0.003)
+    assert found["before"][0] > found["at"][0] + 0.01
+    assert brackets(runs["sync"]).empty
+    plots.plot_brackets(list(runs.values()))
+
+
+# --- time --------------------------------------------------------------------------------------------------------
+
+
+def test_flight_and_queue_are_those_of_the_journal(runs: dict[str, Run]) -> None:
+    run = runs["tail"]
+    leased, received, expected = {}, {}, []
+    for record in read_journal(run.folder or Path()):
+        match record:
+            case Leased(time=time, eval_id=eval_id):
+                leased[eval_id] = time
+            case Reported(time=time, result=result):
+                received[result.eval_id] = time
+            case Committed(time=time, commit=commit):
+                for member in commit.members:
+                    at = received[member.eval_id]
+                    expected.append((at - leased[member.eval_id], time - at))
+    found = members(run).dropna(subset="queue")
+    pairs = sorted(zip(found["flight"], found["queue"], strict=True))
+    assert np.array(pairs) == pytest.approx(np.array(sorted(expected)))
+
+
+def test_shares_are_of_the_seconds_connected(runs: dict[str, Run]) -> None:
+    run = runs["natural"]
+    found, workers = worker_shares(run), run.workers.set_index("worker")
+    for row in found.to_dict("records"):
+        worker = workers.loc[row["worker"]]
+        assert row["busy"] == worker["seconds_busy"] / worker["seconds_connected"]
+        assert row["useful"] == worker["seconds_useful"] / worker["seconds_connected"]
+    assert (found["useful"] < found["busy"]).any()
+    assert found["worker"].tolist() == [f"w{number}" for number in range(8)]
+
+
+def test_the_timeline_has_one_bar_per_finished_evaluation(runs: dict[str, Run]) -> None:
+    run = runs["natural"]
+    found = spans(run)
+    finished = run.evaluations["time_finished"].notna()
+    assert len(found) == finished.sum()
+    assert (found["fate"] == "discarded").sum() == (run.evaluations["status"] == "discarded").sum() > 0
+    *bars, commits = plots.plot_timeline(run, window=(0.0, 1e4)).axes[0].collections
+    assert sum(len(collection.get_paths()) for collection in bars) == len(found)
+    assert len(commits.get_paths()) == 20
+
+
+def test_a_long_run_shows_updates_from_its_middle(tmp_path: Path) -> None:
+    run = stage(tmp_path / "run", Staged(composition=sync(4), num_updates=40, success={}))
+    axes = plots.plot_timeline(run).axes[0]
+    assert axes.get_title(loc="left") == "Sync, 24 of 40 commits shown"
+
+
+def test_discards_are_longer_where_the_late_ones_are(runs: dict[str, Run]) -> None:
+    run = runs["natural"]
+    rows = run.evaluations[(run.evaluations["kind"] == "train") & run.evaluations["time_received"].notna()]
+    seconds = rows["seconds_update"] + rows["seconds_perturb"] + rows["seconds_rollout"]
+    means = seconds.groupby(rows["status"]).mean()
+    found = discard_bias(run).loc["seconds"]
+    assert found["difference"] == pytest.approx(means["discarded"] - means["accepted"])
+    assert 0 < found["low"] < found["difference"] < found["high"]
+    assert discard_bias(runs["sync"]).empty
+    assert len(plots.plot_discards(list(runs.values())).axes) == 2  # the others have none
+
+
+# --- episodes ----------------------------------------------------------------------------------------------------
+
+
+def test_turns_and_tokens_are_means_per_episode(runs: dict[str, Run]) -> None:
+    run = runs["sync"]
+    first = run.evaluations[(run.evaluations["kind"] == "train") & (run.evaluations["planned_update"] == 1)]
+    assert per_update(run)["turns"][1] == first["turns"].sum() / 8  # 4 members play 2 tasks
+    assert per_version(run)["tokens_out"].to_dict() == {0: 15, 4: 15, 8: 15}
+
+
+def test_several_runs_share_a_figure_that_is_saved_as_png(runs: dict[str, Run], tmp_path: Path) -> None:
+    path = plots.save_png(plots.plot_learning_curve(list(runs.values())), tmp_path / "report" / "curve.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert path.stat().st_size > 5000
 
 
 def test_naming_the_modules_loads_neither_matplotlib_nor_pandas() -> None:
-    script = (
-        "import sys, hpc_es.analysis.plots, hpc_es.analysis.tables; print({'matplotlib', 'pandas'} & set(sys.modules))"
-    )
+    script = "import sys, hpc_es.analysis.report; print({'matplotlib', 'pandas', 'numpy', 'h5py'} & set(sys.modules))"
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert output == "set()\n"
