@@ -5,8 +5,6 @@ numbers and foreign letters pass through the same rules. Source: Porter, "An alg
 with the two later departures that Lucene keeps (`bli` to `ble`, `logi` to `log`).
 """
 
-from functools import lru_cache
-
 _STEP2 = {
     "ational": "ate",
     "tional": "tion",
@@ -36,7 +34,6 @@ _STEP4 = (
 )
 
 
-@lru_cache(maxsize=1 << 16)
 def stem(word: str) -> str:
     """The stem of a lower-case word."""
     if len(word) <= 2:
