@@ -38,7 +38,9 @@ def serving(paths: RunPaths, generation: int = 1) -> Iterator[HeadServer]:
 class Worker:
     """A HeadClient and what it was told."""
 
-    def __init__(self, paths: RunPaths, name: str = "w", head_timeout_s: float = 60.0):
+    def __init__(
+        self, paths: RunPaths, name: str = "w", head_timeout_s: float = 60.0, holding: EvalId | None = EVAL_ID
+    ):
         self.told: list[Any] = []
         self.lost: list[TransportError] = []
         self.client = HeadClient(
@@ -46,7 +48,7 @@ class Worker:
             name,
             heartbeat_s=BEAT_S,
             head_timeout_s=head_timeout_s,
-            make_hello=lambda generation: msgspec.structs.replace(HELLO, worker=name, pid=generation),
+            make_hello=lambda generation: msgspec.structs.replace(HELLO, worker=name, pid=generation, holding=holding),
             make_heartbeat=lambda: m.Heartbeat(name),
             on_message=self.told.append,
             on_lost=self.lost.append,

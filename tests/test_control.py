@@ -225,6 +225,19 @@ def test_a_report_is_resent_to_one_head_after_the_other_until_it_is_acknowledged
     assert worker.lost == []
 
 
+def test_an_introduction_says_what_waits_for_its_acknowledgement(paths: RunPaths) -> None:
+    """Or a new head, which hears it before the report, would have it done again."""
+    with working(paths, holding=None) as worker:
+        worker.client.send(m.Report("w", RESULT, 9.0, 1.0))
+        with serving(paths, generation=1) as first:
+            (hello, *_) = pump(first, lambda heard: len(heard) >= 2)
+            assert hello.holding == EVAL_ID
+            first.send(b"w", m.Ack(EVAL_ID))
+            assert worker.client.flush(PATIENCE_S)
+        with serving(paths, generation=2) as second:
+            assert hear(second, m.Hello).holding is None
+
+
 def test_a_report_made_while_there_is_no_head_is_sent_once_there_is_one(paths: RunPaths) -> None:
     with working(paths) as worker:
         worker.client.send(m.Report("w", RESULT, 9.0, 1.0))

@@ -221,6 +221,23 @@ def test_a_draining_worker_gets_nothing_more_and_what_it_hands_back_is_done_by_o
     assert stage.commits() == undisturbed().commits()
 
 
+def test_a_drain_is_remembered_by_the_next_head_and_lasts_until_the_worker_has_left():
+    stage = Stage(make_config())
+    leaving = stage.busy_worker("seat-0")
+    stage.to_head.append(messages.DrainRequest("seat-0"))
+    while stage.to_head:
+        stage.move("to_head")
+    held = leaving.current.eval_id
+    stage.start_head()
+    stage.add_worker("seat-1")
+    stage.run()
+    leases = [record.eval_id for record in records_of(stage, journal.Leased) if record.worker == leaving.name]
+    assert leases == [held, held]  # by either head
+    assert leaving.gone
+    assert stage.commits() == undisturbed().commits()
+    assert not stage.core.ledger.dismissed
+
+
 def test_a_worker_that_is_drained_on_request_finishes_what_it_holds_and_is_sent_home():
     stage = Stage(make_config())
     leaving = stage.busy_worker("seat-0")

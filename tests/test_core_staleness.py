@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from theatre import Stage, make_config
+from theatre import BASE_DIGEST, Stage, make_config
 
 from hpc_es.es.staleness import Composed, lag
 from hpc_es.head.events import Received
@@ -268,6 +268,32 @@ def test_a_natural_evaluation_whose_worker_did_not_survive_the_head_is_given_up_
     stage.run()
     check(stage)
     assert "did not come back" in next(r.reason for r in records_of(stage, journal.Voided) if r.eval_id == held)
+
+
+def test_a_new_head_does_not_hand_out_again_what_a_worker_is_about_to_report():
+    stage = staged(1, staleness=NATURAL, es={"population": 4}, run={"num_updates": 4})
+    busy = stage.busy_worker("seat-1")
+    done = busy.current.eval_id
+    stage.finish_evaluation(busy)
+    stage.start_head()
+    stage.run()
+    check(stage)
+    assert stage.core.ledger.entries[done].state == "counted"
+    assert [r.worker for r in records_of(stage, journal.Leased) if r.eval_id == done] == [busy.name] * 2  # by each head
+    assert not records_of(stage, journal.Voided)
+
+
+def test_a_worker_that_works_on_something_else_is_not_offered_one_member_after_the_other():
+    stage = staged(2, staleness=NATURAL, es={"population": 4}, run={"num_updates": 4})
+    busy = stage.busy_worker("seat-2")
+    stage.to_head.append(messages.Hello(busy.name, busy.seat, "host", 1, BASE_DIGEST, {}))  # as if it held nothing
+    slow_worker(stage, busy.name)
+    assert [r.reason for r in records_of(stage, journal.Voided)] == [
+        "lost: the worker does not hold it any more",
+        "lost: another is running",
+    ]
+    stage.run()
+    check(stage)
 
 
 def test_workers_beyond_the_bound_stay_idle():

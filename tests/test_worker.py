@@ -145,12 +145,15 @@ def test_a_second_assignment_while_one_runs_is_handed_back(tmp_path):
 
     async def hear() -> None:
         forever = asyncio.create_task(asyncio.sleep(3600))
-        worker._evaluation = forever
+        worker._evaluation, worker._holding = forever, assignments[0].eval_id
+        await worker._handle(messages.Work(assignments[0]))  # of a head that did not know that it runs
         await worker._handle(messages.Work(assignments[1]))
         forever.cancel()
 
     asyncio.run(hear())
-    assert [type(message) for message in head.heard] == [messages.HandBack]
+    (refusal,) = head.heard
+    assert isinstance(refusal, messages.HandBack)
+    assert (refusal.eval_id, refusal.holding) == (assignments[1].eval_id, assignments[0].eval_id)
 
 
 def test_work_that_would_not_end_in_time_is_handed_back_and_the_worker_ends(tmp_path):

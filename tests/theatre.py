@@ -95,7 +95,9 @@ class Stage:
         ledger = Ledger()
         for record in self.records:
             ledger.apply(record)
-        self.core = Core(self.config, ledger, Tasks(100, self.config.eval.num_tasks), config_digest="digest", collective="gloo")
+        self.core = Core(
+            self.config, ledger, Tasks(100, self.config.eval.num_tasks), config_digest="digest", collective="gloo"
+        )
         self.perform(self.core.start(self.now))
         if ledger.version not in ledger.digests:
             self.handle(Updated(ledger.version, self.true_digest(ledger.version), 0.0, 0.0))
@@ -148,7 +150,7 @@ class Stage:
 
     def hello(self, worker: StageWorker) -> None:
         if not worker.gone:
-            holding = worker.current.eval_id if worker.current else None
+            holding = worker.current.eval_id if worker.current else next(reversed(worker.unacked), None)
             self.to_head.append(
                 messages.Hello(worker.name, worker.seat, "host", 1, BASE_DIGEST, {}, holding, collective="gloo")
             )
@@ -185,8 +187,12 @@ class Stage:
         if worker is None or worker.gone:
             return
         match message:
-            case messages.Work(assignment=assignment):
+            case messages.Work(assignment=assignment) if worker.current is None:
                 worker.current = assignment
+            case messages.Work(assignment=assignment):
+                assert worker.current is not None
+                if (holding := worker.current.eval_id) != assignment.eval_id:
+                    self.to_head.append(messages.HandBack(name, assignment.eval_id, "another is running", holding))
             case messages.Ack(eval_id=eval_id):
                 worker.unacked.pop(eval_id, None)
             case messages.Unknown():

@@ -30,6 +30,7 @@ from hpc_es.transport.messages import AnyMessage
 MAX_REBUILDS = 3
 """Digest mismatches of one worker before it is sent away."""
 NULLS_TO_WARN = 5
+DRAINED = "drained on request"
 
 
 class Core:
@@ -119,8 +120,10 @@ class Core:
                     self.ledger.commits[v] for v in range(max(first, 1), min(last, self.ledger.version) + 1)
                 )
                 self._send(worker, messages.Records(commits))
-            case messages.HandBack(worker=worker, eval_id=eval_id, reason=reason):
+            case messages.HandBack(worker=worker, eval_id=eval_id, reason=reason, holding=holding):
                 self._drop_lease(worker, eval_id, reason)
+                if holding is not None and (busy := self.crew.workers.get(worker)) is not None:
+                    self._holds(busy, holding)
             case messages.EpochReady(worker=worker, epoch=epoch, ok=ok, detail=detail):
                 if not ok:
                     self._end_epoch(epoch, f"{worker}: {detail}")
@@ -130,7 +133,8 @@ class Core:
                     self.note("info", f"worker {worker} takes no more work", reason)
             case messages.DrainRequest(who=who):
                 for drained in self.crew.called(who):
-                    self.crew.dismiss(drained, "drained on request")
+                    self._append(journal.Dismissed(self._now, drained.name))
+                    self.crew.dismiss(drained, DRAINED)
             case messages.Goodbye(worker=worker, reason=reason):
                 self._lose(worker, reason)
             case messages.StopRequest(reason=reason):
@@ -154,15 +158,16 @@ class Core:
         if hello.worker not in self.crew.workers:
             self._append(journal.Joined(self._now, hello.worker, hello.seat, hello.host, hello.pid, hello.facts))
         worker = self.crew.join(hello, self._now)
+        if worker.name in self.ledger.dismissed:
+            self.crew.dismiss(worker, DRAINED)
         self._send(worker.name, messages.Welcome(self.ledger.version, self.config_digest))
         if self.stopping is not None and not self.comes_back:
             self._send(worker.name, messages.Leave(self.stopping, False))
         if worker.lease is not None and worker.lease != hello.holding:
             self._drop_lease(worker.name, worker.lease, "the worker does not hold it any more")
-        self.crew.give(worker, hello.holding)
         entry = self.ledger.entries.get(hello.holding) if hello.holding else None
-        if entry is not None and entry.state == "queued":
-            self._lease(entry, worker)
+        is_known = entry is not None and entry.state in ("reported", "counted", "discarded")
+        self._holds(worker, None if is_known else hello.holding)
 
     def _report(self, report: messages.Report) -> None:
         result, now = report.result, self._now
@@ -225,6 +230,13 @@ class Core:
         return self.cohort.on_demand and entry.assignment.kind == "train"
 
     # --- leases ----------------------------------------------------------------------------------------------
+
+    def _holds(self, worker: Worker, eval_id: EvalId | None) -> None:
+        """What a worker says that it holds, whether or not this head gave it."""
+        self.crew.give(worker, eval_id)
+        entry = self.ledger.entries.get(eval_id) if eval_id else None
+        if entry is not None and entry.state == "queued":
+            self._lease(entry, worker)
 
     def _lease(self, entry: Entry, worker: Worker) -> None:
         eval_id = entry.assignment.eval_id

@@ -54,6 +54,8 @@ class Ledger:
     centres: dict[int, float] = field(default_factory=dict)
     """Fitness of the unperturbed centre on the members' batch, by version."""
     finished: bool = False
+    dismissed: set[str] = field(default_factory=set)
+    """Workers that are to go home and have not left yet."""
     live: Counter[int] = field(default_factory=Counter)
     """Members that are queued or leased, by dispatch version."""
     waiting: Counter[int] = field(default_factory=Counter)
@@ -127,6 +129,10 @@ class Ledger:
                     self.planned, self.num_slots = version, 0
                 for assignment in assignments:
                     self._plan(assignment)
+            case journal.Dismissed(worker=worker):
+                self.dismissed.add(worker)
+            case journal.Left(worker=worker):
+                self.dismissed.discard(worker)
             case journal.Leased(eval_id=eval_id, worker=worker, attempt=attempt, time=time):
                 entry = self.entries[eval_id]
                 self._move(entry, "leased")

@@ -57,6 +57,12 @@ class Left(Record, frozen=True):
     reason: str
 
 
+class Dismissed(Record, frozen=True):
+    """Someone asked that this worker gets nothing more and goes home once it holds nothing."""
+
+    worker: str
+
+
 class Leased(Record, frozen=True):
     eval_id: EvalId
     worker: str
@@ -134,6 +140,7 @@ AnyRecord = (
     | Planned
     | Joined
     | Left
+    | Dismissed
     | Leased
     | Unleased
     | Reported

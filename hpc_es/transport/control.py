@@ -351,7 +351,15 @@ class HeadClient:
 
     def _transmit(self, message: AnyMessage) -> None:
         if self._connection is not None and self._connection.is_ready:
+            if isinstance(message, Hello):
+                message = self._with_unacknowledged(message)
             self._connection.send(encode(self.generation, message))
+
+    def _with_unacknowledged(self, hello: Hello) -> Hello:
+        """A new head hears this before the report, and would else hand out at once what has been done."""
+        with self._changed:
+            reported = next(reversed(self._pending), None)
+        return msgspec.structs.replace(hello, holding=hello.holding or reported)
 
     def _lose(self, why: str) -> None:
         if not self._lost:

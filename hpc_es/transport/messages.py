@@ -34,12 +34,12 @@ class Hello(Message, frozen=True):
     base_digest: int
     facts: dict[str, str]
     holding: EvalId | None = None
-    """The evaluation that it is working on."""
+    """The evaluation that it is working on, or whose report has not been acknowledged yet."""
     protocol: int = PROTOCOL
     collective: Literal["none", "gloo", "nccl"] = "none"
+    """Backend of the collective plane that this worker can join."""
     draining: bool = False
     """It takes no work, as after Draining."""
-    """Backend of the collective plane that this worker can join: none, gloo or nccl."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -61,6 +61,8 @@ class HandBack(Message, frozen=True):
     worker: str
     eval_id: EvalId
     reason: str
+    holding: EvalId | None = None
+    """What it works on instead."""
 
 
 class Draining(Message, frozen=True):

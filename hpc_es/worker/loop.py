@@ -290,8 +290,11 @@ class Worker:
     # --- evaluations ----------------------------------------------------------------------------------------
 
     def _begin(self, assignment: Assignment) -> None:
+        if assignment.eval_id == self._holding:
+            return
         if self._evaluation is not None and not self._evaluation.done():
-            self.client.send(messages.HandBack(self.name, assignment.eval_id, "another evaluation is running"))
+            refusal = messages.HandBack(self.name, assignment.eval_id, "another evaluation is running", self._holding)
+            self.client.send(refusal)
             return
         if self._draining or not self.budget.fits():
             self.client.send(messages.HandBack(self.name, assignment.eval_id, "no time is left for it"))
@@ -327,9 +330,9 @@ class Worker:
             seconds_rollout=finished - perturbed,
             error=error,
         )
-        self._holding = None
         now = time.monotonic()
         self.client.send(messages.Report(self.name, result, now - started, now - finished))
+        self._holding = None  # from here on the client says that it is reported
         self.budget.note(now - started)
         if self._draining or not self.budget.fits():
             self._last_call()
