@@ -52,7 +52,7 @@ class SamplingConfig(Model):
 
 class TaskConfig(Model):
     env: str
-    """A built-in name (sudoku), or package.module:Class."""
+    """A built-in name (sudoku, lab), or package.module:Class."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment, for training and evaluation alike."""
     train: dict[str, Any] = Field(default_factory=dict)

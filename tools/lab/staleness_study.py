@@ -125,9 +125,12 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="for every run, e.g. run.num_updates=160")
     given = parser.parse_args()
     began = time.monotonic()
-    with ThreadPoolExecutor(given.at_once) as pool:
+    pool = ThreadPoolExecutor(given.at_once)
+    try:
         for _ in pool.map(lambda job: perform(job, given.overrides), jobs(given.dir, given.seeds)):
             pass
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an error or Ctrl-C, what has not begun does not begin
     print(write_results(given.dir, given.seeds))
     print(f"{given.seeds} seeds: {(time.monotonic() - began) / 60:.1f} minutes; {given.dir / 'results.md'}")
 
