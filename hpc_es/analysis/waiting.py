@@ -161,18 +161,15 @@ def _draw_distribution(axes: "Axes", label: str, frames: "list[pd.DataFrame]", t
 
 
 def _draw_by_worker(axes: "Axes", found: "pd.DataFrame") -> None:
+    import numpy as np
+
     workers = list(dict.fromkeys(found["worker"]))[:MAX_WORKERS]
     values = [found.loc[found["worker"] == worker, "seconds"].dropna().to_numpy(float) for worker in workers]
-    axes.boxplot(
-        values,
-        orientation="horizontal",
-        whis=(5, 95),
-        showfliers=False,
-        widths=0.6,
-        patch_artist=True,
-        boxprops={"facecolor": "#CFE3F1", "edgecolor": FATES["accepted"]},
-        medianprops={"color": FATES["accepted"], "linewidth": 1.6},
-    )
+    for place, some in enumerate(values, start=1):
+        low, first, median, third, high = np.percentile(some, [5, 25, 50, 75, 95])
+        axes.plot([low, high], [place, place], color=FATES["accepted"], linewidth=1)
+        axes.barh(place, third - first, left=first, height=0.6, color="#CFE3F1", edgecolor=FATES["accepted"])
+        axes.plot([median, median], [place - 0.3, place + 0.3], color=FATES["accepted"], linewidth=2)
     counts = [f"{short(worker)}  ({len(some)})" for worker, some in zip(workers, values, strict=True)]
     axes.set_yticks(range(1, len(workers) + 1), counts, fontsize=7)
     axes.invert_yaxis()
