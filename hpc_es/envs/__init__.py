@@ -16,6 +16,7 @@ from hpc_es.es.records import Kind
 _BUILT_IN = {
     "lab": "hpc_es.envs.lab:Lab",
     "sudoku": "hpc_es.envs.sudoku:Sudoku",
+    "webshop": "hpc_es.envs.webshop:WebShop",
 }
 """Modules are imported when an environment is made, not before: some are heavy."""
 

@@ -7,15 +7,17 @@ Words by Unicode's word boundaries (UAX#29), emoji are words of their own; then 
 import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
+from importlib import import_module
 from typing import Any
 
 from hpc_es.envs.webshop.porter import stem
 from hpc_es.errors import ConfigError
 
-STOP_WORDS = frozenset(
+_STOP_WORDS = (
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
-    "to was will with".split()
+    "to was will with"
 )
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 MAX_TERM = 255
 """Longer words are cut into pieces of this many characters."""
 
@@ -69,7 +71,7 @@ def normalise(token: str) -> str:
 def _unicode_word() -> Any:
     """The tokenizer's grammar. Where Unicode has moved on since Lucene's version (the colon), Lucene's rules hold."""
     try:
-        import regex
+        regex = import_module("regex")
     except ImportError as error:
         raise ConfigError(
             "searching a catalogue with other than ASCII text needs the package regex: pip install regex"

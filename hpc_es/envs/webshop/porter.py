@@ -29,9 +29,7 @@ _STEP2 = {
     "logi": "log",
 }
 _STEP3 = {"icate": "ic", "ative": "", "alize": "al", "iciti": "ic", "ical": "ic", "ful": "", "ness": ""}
-_STEP4 = (
-    "al ance ence er ic able ible ant ement ment ent ion ou ism ate iti ous ive ize".split()  # the first that fits
-)
+_STEP4 = "al ance ence er ic able ible ant ement ment ent ion ou ism ate iti ous ive ize"
 
 
 def stem(word: str) -> str:
@@ -118,7 +116,7 @@ def _replace(word: str, rules: dict[str, str]) -> str:
 
 
 def _step4(word: str) -> str:
-    for suffix in _STEP4:
+    for suffix in _STEP4.split():
         if not word.endswith(suffix):
             continue
         base = word[: -len(suffix)]
