@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The staleness study in the laboratory: every 16x16 condition of asynchronous ES, several seeds, tables with intervals.
 #
-#     bash tools/lab/staleness_study.sh [--seeds 8] [--at-once 2] [key=value ...]
+#     bash tools/lab/staleness_study.sh [--seeds 6] [--at-once 2] [key=value ...]
 #
 # Can be stopped and run again: finished runs are kept in runs/lab-study, and results.md there has the tables.
 
