@@ -8,19 +8,32 @@ from pathlib import Path
 import gated
 import pytest
 
+from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.params.tiny_llama import write_tiny_llama
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.slow
 
 
-def chaos(folder: Path, *arguments: str) -> str:
-    model = write_tiny_llama(folder / "tiny")
-    command = [sys.executable, "tools/chaos.py", "configs/chaos.yaml", "--out", str(folder / "runs"), *arguments]
-    overrides = [f"model.path={model}", "task.options.prompt=short"]
-    done = subprocess.run([*command, *overrides], cwd=ROOT, capture_output=True, text=True)
+def chaos(folder: Path, config: str, *arguments: str) -> str:
+    command = [sys.executable, "tools/chaos.py", config, "--out", str(folder / "runs"), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def of_llama(folder: Path, *arguments: str) -> str:
+    overrides = [f"model.path={write_tiny_llama(folder / 'tiny')}", "task.options.prompt=short"]
+    return chaos(folder, "configs/chaos.yaml", *arguments, *overrides)
+
+
+def of_lab(folder: Path, *arguments: str) -> str:
+    model = write_lab_model(folder / "lab", LAB_MODELS["lab-10k"])
+    return chaos(folder, "configs/chaos_modes.yaml", *arguments, f"model.path={model}")
+
+
+def faults(output: str) -> list[str]:
+    return re.findall(r"^ +\d+\. (\w+)", output, re.MULTILINE)
 
 
 @pytest.fixture
@@ -32,22 +45,34 @@ def paced(monkeypatch) -> None:
 
 @pytest.mark.timeout(900)
 def test_random_kills_of_everything_change_no_bit(tmp_path, paced):
-    output = chaos(tmp_path, "--moments", "5", "--seed", "3", "run.num_updates=8", "task.env=gated:Sudoku")
-    assert len(re.findall(r"^ +\d+\. ", output, re.MULTILINE)) >= 3
+    output = of_llama(tmp_path, "--moments", "5", "--seed", "3", "run.num_updates=8", "task.env=gated:Sudoku")
+    assert len(faults(output)) >= 3
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mode", ["natural-discard", "natural-hold", "controlled", "tail", "staircase"])
+def test_kills_of_the_head_leave_the_bound_and_every_cohort_as_they_are(tmp_path, mode):
+    output = of_lab(tmp_path, "--modes", mode, "--faults", "head", "--moments", "3", "run.num_updates=9")
+    assert len(faults(output)) >= 2
 
 
 @pytest.mark.slurm
 @pytest.mark.timeout(900)
 def test_faults_of_a_cluster_change_no_bit(tmp_path, slurm_cluster, paced):
     script = ("--slurm", "--faults", "double,preempt,head")
-    output = chaos(tmp_path, *script, "run.num_updates=14", "task.env=gated:Sudoku")
-    assert re.findall(r"^ +\d+\. (\w+)", output, re.MULTILINE) == ["double", "preempt", "head"]
+    output = of_llama(tmp_path, *script, "run.num_updates=14", "task.env=gated:Sudoku")
+    assert faults(output) == ["double", "preempt", "head"]
+
+
+@pytest.mark.slurm
+@pytest.mark.timeout(900)
+def test_faults_of_a_cluster_lose_no_result_of_natural_asynchrony_and_count_none_twice(tmp_path, slurm_cluster):
+    script = ("--slurm", "--faults", "preempt,requeue,head,node", "--modes", "natural-discard")
+    assert faults(of_lab(tmp_path, *script, "run.num_updates=80")) == ["preempt", "requeue", "head", "node"]
 
 
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
 def test_kills_of_vllm_workers_and_of_the_head_change_no_bit(tmp_path):
-    output = chaos(
-        tmp_path, "--moments", "2", "--seed", "0", "--faults", "worker,both", "engine.kind=vllm", "run.num_updates=4"
-    )
-    assert re.search(r"^ +1\. ", output, re.MULTILINE)
+    options = ("--moments", "2", "--seed", "0", "--faults", "worker,both")
+    assert faults(of_llama(tmp_path, *options, "engine.kind=vllm", "run.num_updates=4"))
