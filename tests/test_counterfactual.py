@@ -192,6 +192,9 @@ def test_one_seed_in_two_subspaces_is_two_noises() -> None:
     b = direction(commit_of(member(1, 1.0, subspace=1, partition=9), num_subspaces=2))
     assert cosine(a, b) == 0.0
     assert cosine(a, a) == 1.0
+    place = ("model.embed.weight", 0, 4096)
+    assert exact_cosine(a, b, 2, [place]) == 0.0
+    assert exact_cosine(a, a, 2, [place]) == pytest.approx(1.0)
 
 
 def test_the_noise_itself_agrees_with_the_coefficients() -> None:

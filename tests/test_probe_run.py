@@ -134,6 +134,14 @@ def test_members_without_a_result_are_scored_where_they_belong_first(recorded: R
     assert scores.lags[0].now == (4.0, 5.0, 6.0)
 
 
+def test_what_has_to_be_scored_at_several_versions_goes_forwards(recorded: Recorded, script: Script) -> None:
+    recorded.results.clear()
+    scores = stale(recorded, version=5, lags=[1, 4], members=3)
+    assert [version for version, _, _ in script.played] == [1] * 3 + [4] * 3 + [5] * 12
+    assert [lag.then for lag in scores.lags] == [(7.0, 8.0, 9.0), (4.0, 5.0, 6.0), (1.0, 2.0, 3.0)]
+    assert [lag.num_logged for lag in scores.lags] == [0, 0, 0]
+
+
 def test_default_lags_are_those_that_the_run_has(recorded: Recorded, script: Script) -> None:
     assert [lag.lag for lag in stale(recorded, members=3).lags] == [0, 1, 4]
     assert [lag.lag for lag in stale(recorded, version=6, lags=[0, 6], members=3).lags] == [0, 6]
