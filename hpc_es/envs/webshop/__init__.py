@@ -2,7 +2,8 @@
 
 Files: `catalogue` is one catalogue, made of `products` (the original's files), `shelf` (products as arrays, in memory
 or mapped from disk), `goals`, `index` (search; its terms by `analysis` and `porter`) and `reward` (texts compared by
-`fuzzy` and `nouns`). `pages` knows what a page shows and where a click leads; `prompt` what the model sees; `env` plays.
+`fuzzy` and `nouns`). `pages` knows what a page shows and where a click leads, `prompt` what the model sees, and `env`
+plays.
 """
 
 from hpc_es.envs.webshop.catalogue import Catalogue
