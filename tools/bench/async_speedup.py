@@ -1,0 +1,199 @@
+"""What the barrier costs: synchronous runs against natural asynchrony on the same long-tailed durations.
+
+    python tools/bench/async_speedup.py [--median 0.5] [--updates 28] [--out DIR]
+
+Every run is a real `hpc-es run`: head, four worker processes, journal, transport. An evaluation sleeps for a lognormal
+time (sigma 0.8); the k-th evaluation to begin sleeps the k-th time of one seeded list in every run (see listed.py).
+Four sleeping workers need no four cores, but a busy machine lengthens the gaps.
+
+All figures are of the steady state: from the second commit (every worker has come to work) to the last but two, because
+nothing is dispatched that the last update could not consume, so workers run dry before it in every mode. Evaluations
+are cut at both ends. busy share: seconds inside evaluations (bringing theta up to date, perturbing, sleeping) over the
+seconds of all workers. useful share: the same, of evaluations that an update consumed.
+
+The bound on the wall-clock ratio: without a barrier N evaluations take N * mean / G seconds at best, with one they take
+the expected time in which G workers finish N listed durations, each taking the next when it is free.
+"""
+
+import argparse
+import heapq
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, quantiles
+
+from listed import duration
+
+from hpc_es.config import load
+from hpc_es.config.schema import Config
+from hpc_es.es.records import EvalId
+from hpc_es.es.staleness import lag
+from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
+from hpc_es.store import records as journal
+from hpc_es.store.journal import read_journal
+
+HERE = Path(__file__).resolve().parent
+SIGMA = 0.8
+RUNS = {
+    "sync": "mode: sync",
+    "natural, max_lag 1": "mode: natural, max_lag: 1",
+    "natural, max_lag 3": "mode: natural, max_lag: 3",
+    "hold, max_lag 1": "mode: natural, max_lag: 1, overdue: hold",
+}
+NUM_COHORTS = 20_000
+"""Drawn for the bound."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """An evaluation in a worker's time."""
+
+    eval_id: EvalId
+    worker: str
+    leased: float
+    started: float
+    finished: float
+    received: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    seconds_per_update: float
+    busy_share: float
+    useful_share: float
+    stale: list[int]
+    """Members with a lag above 0, by cohort."""
+    num_discarded: int
+    gaps: dict[str, list[float]]
+    """Seconds from the end of an evaluation to the beginning of the worker's next, and what they consist of."""
+
+
+def measure(records: list[journal.AnyRecord], num_workers: int, num_updates: int) -> Measured:
+    spans, commits = list(_spans(records)), [r for r in records if isinstance(r, journal.Committed)]
+    begin, end = commits[1].time, commits[num_updates - 3].time
+    joined = [r.time for r in records if isinstance(r, journal.Joined)]
+    if len(joined) != num_workers or max(joined) > begin:
+        sys.exit(f"{len(joined)} workers joined, the last {max(joined) - begin:.1f} s after the second commit")
+    consumed = {member.eval_id for record in commits for member in record.commit.members}
+    inside = {span.eval_id: max(min(span.finished, end) - max(span.started, begin), 0.0) for span in spans}
+    available = num_workers * (end - begin)
+    return Measured(
+        seconds_per_update=(end - begin) / (num_updates - 4),
+        busy_share=sum(inside.values()) / available,
+        useful_share=sum(seconds for eval_id, seconds in inside.items() if eval_id in consumed) / available,
+        stale=[sum(lag(member.eval_id.version, r.commit.version) > 0 for member in r.commit.members) for r in commits],
+        num_discarded=sum(isinstance(r, journal.Discarded) and begin < r.time <= end for r in records),
+        gaps=_gaps(span for span in spans if begin < span.started and span.finished < end),
+    )
+
+
+def _spans(records: list[journal.AnyRecord]) -> Iterable[Span]:
+    """What never came back when the run ended was under way until then."""
+    leases: dict[EvalId, journal.Leased] = {}
+    for record in records:
+        match record:
+            case journal.Leased(eval_id=eval_id):
+                leases[eval_id] = record
+            case journal.Reported(time=time, worker=worker, result=result, started=started, finished=finished):
+                lease = leases.pop(result.eval_id)
+                yield Span(result.eval_id, worker, lease.time, started, finished, time)
+    for eval_id, lease in leases.items():
+        yield Span(eval_id, lease.worker, lease.time, lease.time, records[-1].time, records[-1].time)
+
+
+def _gaps(spans: Iterable[Span]) -> dict[str, list[float]]:
+    by_worker = defaultdict[str, list[Span]](list)
+    for span in spans:
+        by_worker[span.worker].append(span)
+    pairs = [pair for own in by_worker.values() for pair in pairwise(sorted(own, key=lambda span: span.started))]
+    return {
+        "idle": [after.started - before.finished for before, after in pairs],
+        "report under way": [before.received - before.finished for before, _ in pairs],
+        "nothing to do": [after.leased - before.received for before, after in pairs],
+        "work under way": [after.started - after.leased for _, after in pairs],
+    }
+
+
+def makespan(durations: Iterable[float], num_workers: int) -> float:
+    """Seconds until all are done when every worker takes the next as soon as it is free."""
+    free = [0.0] * num_workers
+    for seconds in durations:
+        heapq.heapreplace(free, free[0] + seconds)
+    return max(free)
+
+
+def barrier_factor(config: Config, median: float) -> float:
+    """The bound on the ratio: expected makespan of a cohort over N * mean / G."""
+    size, num_workers = config.es.population, config.launch.workers
+    drawn = [[duration(median, SIGMA, -1, size * u + k) for k in range(size)] for u in range(NUM_COHORTS)]
+    ideal = mean(seconds for cohort in drawn for seconds in cohort) * size / num_workers
+    return mean(makespan(cohort, num_workers) for cohort in drawn) / ideal
+
+
+def run(arguments: argparse.Namespace, name: str, staleness: str) -> tuple[Config, Measured]:
+    out = arguments.out.resolve()
+    options = f"counter: {out / name}.episodes, median: {arguments.median}, sigma: {SIGMA}, durations: {arguments.seed}"
+    overrides = [
+        f"run.dir={out}", f"run.name={name}", f"run.num_updates={arguments.updates}", f"model.path={out / 'model'}",
+        f"staleness={{{staleness}}}", f"task.options={{{options}}}",
+    ]  # fmt: skip
+    config_file = HERE / "async_speedup.yaml"
+    command = [sys.executable, "-m", "hpc_es", "run", str(config_file), *overrides]
+    paths = f"{HERE}:{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    config = load(config_file, overrides).config
+    return config, measure(list(read_journal(out / name)), config.launch.workers, arguments.updates)
+
+
+def report(name: str, config: Config, measured: Measured, sync: Measured) -> None:
+    size, num_workers = config.es.population, config.launch.workers
+    print(
+        f"{name:<20}{measured.busy_share:>12.3f}{measured.useful_share:>12.3f}{measured.seconds_per_update:>12.3f}"
+        f"{sync.seconds_per_update / measured.seconds_per_update:>12.3f}{measured.num_discarded:>12}"
+        f"{mean(measured.stale) / size:>12.3f}{max(measured.stale) / size:>12.3f}",
+        flush=True,
+    )
+    for what, seconds in measured.gaps.items():
+        cuts = [1e3 * cut for cut in quantiles(seconds, n=20)]
+        print(f"    {what:<18} mean {1e3 * mean(seconds):7.1f} ms, median {cuts[9]:7.1f}, 95 % {cuts[18]:7.1f}")
+    print(f"    cohorts by stale members: {dict(sorted(Counter(measured.stale).items()))}", end="")
+    if name.startswith("natural"):  # hold lets results pile up, so that a whole cohort may be stale
+        print(
+            f", at most G - 1 = {num_workers - 1}: {'holds' if max(measured.stale) < num_workers else 'DOES NOT HOLD'}",
+            end="",
+        )
+    print(flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--median", type=float, default=0.5, help="of the durations, in seconds")
+    parser.add_argument("--updates", type=int, default=28)
+    parser.add_argument("--seed", type=int, default=0, help="of the list of durations")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/async_speedup"), help="folder of the runs; emptied first"
+    )
+    arguments = parser.parse_args()
+    shutil.rmtree(arguments.out, ignore_errors=True)
+    write_lab_model(arguments.out / "model", LAB_MODELS["lab-10k"])
+    columns = ("busy", "useful", "s / update", "ratio", "discarded", "stale mean", "stale max")
+    print(f"{'':<20}" + "".join(f"{column:>12}" for column in columns))
+    sync: Measured | None = None
+    for name, staleness in RUNS.items():
+        config, measured = run(arguments, name.replace(", ", "-").replace(" ", "-"), staleness)
+        sync = sync or measured
+        report(name, config, measured, sync)
+    print(f"the barrier's bound on the ratio: {barrier_factor(config, arguments.median):.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""The laboratory's task, made to last: the k-th episode to begin, over all workers, sleeps the k-th of listed seconds.
+
+So two runs on two schedules, which dispatch different members, are given the same durations in the same order.
+"""
+
+import math
+import os
+import random
+import time
+from pathlib import Path
+
+from hpc_es.envs.base import StepResult
+from hpc_es.envs.lab import Lab
+
+
+class Listed(Lab):
+    def __init__(self, *, counter: str, median: float, sigma: float, durations: int, split: str = "train") -> None:
+        """counter: a file that all workers share; it grows by a byte per episode. durations: the seed of the list."""
+        super().__init__(split=split)
+        self.instant = False
+        self._counter, self._median, self._sigma, self._durations = Path(counter), median, sigma, durations
+
+    def step(self, text: str) -> StepResult:
+        time.sleep(duration(self._median, self._sigma, self._durations, _next(self._counter)))
+        return super().step(text)
+
+
+def duration(median: float, sigma: float, seed: int, k: int) -> float:
+    """The k-th of the list: lognormal seconds."""
+    return random.Random(f"{seed} {k}").lognormvariate(math.log(median), sigma)
+
+
+def _next(counter: Path) -> int:
+    """0, 1, 2, ... over all processes: appending a byte and where it landed are one step of the kernel."""
+    file = os.open(counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    try:
+        os.write(file, b".")
+        return os.lseek(file, 0, os.SEEK_CUR) - 1
+    finally:
+        os.close(file)
