@@ -116,16 +116,21 @@ def test_the_table_has_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
 
 
 def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
-    solved = {"Sync": {0: 2, 1: 4, 2: 3}, "Lag": {0: 3, 1: 6, 7: 8}}
+    solved = {"Sync": {0: 2, 1: 4, 2: 3, 3: 3}, "Lag": {0: 3, 1: 6, 3: 6, 7: 8}}
     runs = {
         name: [staged(tmp_path, seed=seed, success={8: count}) for seed, count in seeds.items()]
         for name, seeds in solved.items()
     }
     found = conditions.paired(runs).set_index("outcome").loc["final"]
-    assert (found["condition"], found["num_pairs"], found["num_better"]) == ("Lag", 2, 2)
-    assert found["mean"] == pytest.approx((1 / 8 + 2 / 8) / 2)
-    assert (found["low"], found["high"]) == (1 / 8, 2 / 8)
-    assert "+18.75 ± 8.84" in conditions.paired_markdown(conditions.paired(runs))
+    assert (found["condition"], found["num_pairs"], found["num_better"]) == ("Lag", 3, 3)
+    assert found["mean"] == pytest.approx((1 / 8 + 2 / 8 + 3 / 8) / 3)
+    assert found["low"] == pytest.approx(1 / 8)
+    assert found["high"] == pytest.approx(3 / 8)
+    assert found["p"] == 2 / 8
+    assert "+25.00 ± 12.50" in conditions.paired_markdown(conditions.paired(runs))
+    two = conditions.paired({name: members[:2] for name, members in runs.items()}).iloc[1]
+    assert two["mean"] == pytest.approx(1.5 / 8)
+    assert math.isnan(two["low"])
 
 
 def test_the_smallest_p_of_five_pairs_is_two_in_thirty_two() -> None:

@@ -18,6 +18,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6
 FATES = {"accepted": "#0072B2", "discarded": "#D55E00", "void": "#000000", "eval": "#BBBBBB", "other": "#56B4E9"}
 """What became of an evaluation."""
 MUTED = "#666666"
+FRESH = "#A9C4E0"
+"""Of lag 0."""
 DPI = 110
 
 _STYLE: dict[str, Any] = {
@@ -54,11 +56,13 @@ def colour(number: int) -> str:
 
 
 def lag_colours(lags: Sequence[int]) -> dict[int, Any]:
-    """One colour per lag class, from blue (fresh) to yellow, by rank: classes are often 0, 1, 2, 4, ... 128."""
+    """One colour per lag class: fresh is pale; the others go from purple to yellow by rank (they are often 1, 2, 4, ...
+    128)."""
     from matplotlib import colormaps
 
-    ordered, scale = sorted(set(lags)), colormaps["plasma"]
-    return {lag: scale(0.05 + 0.8 * rank / max(len(ordered) - 1, 1)) for rank, lag in enumerate(ordered)}
+    stale, scale = sorted({*lags} - {0}), colormaps["plasma"]
+    colours = {lag: scale(0.1 + 0.75 * rank / max(len(stale) - 1, 1)) for rank, lag in enumerate(stale)}
+    return {**({0: FRESH} if 0 in lags else {}), **colours}
 
 
 def title(axes: "Axes", text: str) -> None:

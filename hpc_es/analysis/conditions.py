@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 OUTCOMES = ("start", "peak", "peak_update", "final")
 COSTS = ("evaluations", "discarded", "tokens", "worker_seconds", "wall_clock_s", "busy_share", "useful_share")
 LAGS = ("lag_mean", "lag_max")
+_MIN_PAIRS = 3
+"""Fewer pairs have no interval."""
 _EXACT_PAIRS = 14
 """Up to so many pairs all flips of signs are tried: 2^14."""
 
@@ -71,7 +73,7 @@ def paired(runs: Runs, base: str = "Sync", measure: Measure = "success") -> "pd.
 
     Columns: condition, base, outcome, num_pairs, mean, sd, low, high (95 % percentile bootstrap over pairs, which is
     too narrow for few of them), num_better, p (two-sided, all flips of signs: 5 pairs cannot go below 0.0625). NaN
-    where pairs are missing. Errors: ConfigError when there is no such condition.
+    with fewer than three pairs. Errors: ConfigError when there is no such condition.
     """
     import pandas as pd
 
@@ -228,8 +230,8 @@ def _difference(values: list[float]) -> dict[str, Any]:
     import numpy as np
 
     pairs = np.asarray(values, float)
-    several = len(pairs) > 1
-    low, high = bootstrap_interval(pairs) if several else (math.nan, math.nan)
+    several, enough = len(pairs) > 1, len(pairs) >= _MIN_PAIRS
+    low, high = bootstrap_interval(pairs) if enough else (math.nan, math.nan)
     return {
         "num_pairs": len(pairs),
         "mean": float(pairs.mean()) if len(pairs) else math.nan,
@@ -237,7 +239,7 @@ def _difference(values: list[float]) -> dict[str, Any]:
         "low": low,
         "high": high,
         "num_better": int((pairs > 0).sum()),
-        "p": sign_flip_p(values) if several else math.nan,
+        "p": sign_flip_p(values) if enough else math.nan,
     }
 
 

@@ -2,8 +2,8 @@
 
 The walk: the utilities of every commit dealt out to its members at random. Z-scores and ranks have a fixed sum of
 squares whatever the fitness, so a single update is about as long with meaning as without; what meaning can change is
-whether updates add up. In d dimensions the length of a walk hardly varies (by one part in sqrt(2 d)), so it is a line
-and not a band: a theta further from theta_0 than the walk has been going somewhere.
+whether updates add up: a theta further from theta_0 than the walk has been going somewhere. In d dimensions the length
+of a walk varies by one part in sqrt(2 d), which is nothing for a language model, and is counted for small ones.
 """
 
 import math
@@ -89,8 +89,9 @@ def share_within(threshold: float, deviation: float) -> float:
 
 
 def magnitudes(run: Run, model: Path | None = None) -> "pd.DataFrame":
-    """Shares of trained parameters by |theta_V - theta_0|: threshold, share, standard_error (of the sample), walk (the
-    share in a random walk of the same schedule). Errors: NothingToShow as `sample`."""
+    """Shares of trained parameters by |theta_V - theta_0|: threshold, share (in the sample), walk (the share that a
+    random walk of the same schedule should have), standard_error (by which it would miss that in as large a sample).
+    Errors: NothingToShow as `sample`."""
     import pandas as pd
 
     found = sample(run, model)
@@ -98,10 +99,9 @@ def magnitudes(run: Run, model: Path | None = None) -> "pd.DataFrame":
     rows = []
     for threshold in sorted({*THRESHOLDS, _sigma(run)}):
         share = float((abs(found.changes) <= threshold).mean())
-        left = max(1 - found.num_sampled / found.num_parameters, 0.0)
-        error = math.sqrt(share * (1 - share) / found.num_sampled * left)
-        rows.append((threshold, share, error, share_within(threshold, deviation)))
-    return pd.DataFrame(rows, columns=["threshold", "share", "standard_error", "walk"])
+        walking = share_within(threshold, deviation)
+        rows.append((threshold, share, walking, math.sqrt(walking * (1 - walking) / found.num_sampled)))
+    return pd.DataFrame(rows, columns=["threshold", "share", "walk", "standard_error"])
 
 
 def plot_update_norms(runs: Runs) -> "Figure":
@@ -125,7 +125,7 @@ def plot_update_norms(runs: Runs) -> "Figure":
 
 def plot_drift(runs: Runs, model: Path | None = None) -> "Figure":
     """Per run: length of each update, distance from theta_0, and the ratio of that to the random walk; the band is two
-    standard errors of the sample. Errors: NothingToShow where no run can be sampled, with the reason of the first."""
+    standard errors, of the sample and of the walk. Errors: NothingToShow where no run can be sampled."""
     shown = _sampled(runs, model)
     figure, rows = panels(len(shown), 3, width=10.5, height=2.6)
     for (left, middle, right), (label, _, found) in zip(rows, shown, strict=True):
@@ -182,7 +182,8 @@ def _draw_ratio(axes: "Axes", found: Sample) -> None:
     walking = math.sqrt(found.num_parameters) * walk(found.commits).distances
     updates = np.array([commit.version for commit in found.commits])
     moved = walking > 0
-    ratio, error = found.distances[moved] / walking[moved], found.distance_errors[moved] / walking[moved]
+    ratio = found.distances[moved] / walking[moved]
+    error = np.hypot(found.distance_errors[moved] / walking[moved], 1 / math.sqrt(2 * found.num_parameters))
     axes.axhline(1, color="black", linewidth=1, linestyle="--")
     axes.plot(updates[moved], ratio, color=colour(0), linewidth=1.6)
     axes.fill_between(updates[moved], ratio - 2 * error, ratio + 2 * error, color=colour(0), alpha=0.2)
@@ -205,7 +206,7 @@ def _draw_magnitudes(axes: "Axes", found: Sample, table: "pd.DataFrame") -> None
     log_scale(axes)
     percent(axes)
     lines = [
-        f"≤ {row.threshold:g}:  {row.share:.2%} ± {row.standard_error:.2%}  (walk {row.walk:.2%})"
+        f"≤ {row.threshold:g}:  {row.share:.2%}  (walk {row.walk:.2%} ± {row.standard_error:.2%})"
         for row in table.itertuples()
     ]
     axes.text(0.02, 0.97, "\n".join(lines), transform=axes.transAxes, va="top", fontsize=7.5, color=MUTED)

@@ -152,16 +152,16 @@ MOVEMENT = (
         "drift",
         "Distance from theta_0, beside a random walk",
         "The dashed line is the same schedule with its utilities dealt out at random. Above it, updates have added up "
-        "in one direction; on it, size alone shows no learning. The band is two standard errors of a sample of "
-        "parameters that was replayed from the journal.",
+        "in one direction; on it, size alone shows no learning. The band is two standard errors, of a sample of "
+        "parameters that was replayed from the journal and of the walk itself.",
         lambda chosen: plots.plot_drift(chosen.few, chosen.model),
         per_run=True,
     ),
     Entry(
         "magnitudes",
         "Parameters by how far they moved",
-        "Share of parameters that moved by at most so much (with the standard error of the sample), and that of the "
-        "random walk.",
+        "Share of the sampled parameters that moved by at most so much, and what a random walk of the same schedule "
+        "should have, with the error that it would have in as large a sample.",
         lambda chosen: plots.plot_magnitudes(chosen.few, chosen.model),
         per_run=True,
     ),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_WORKERS = 24
 """Rows of a panel; of more workers the first by name are shown."""
 MAX_UPDATES = 24
-"""A timeline without a window shows so many updates, from the middle of the run."""
+"""A timeline without a window shows about so many updates."""
 
 _FATE_LABELS = {
     "accepted": "member, consumed",
@@ -69,8 +69,8 @@ def spans(run: Run) -> "pd.DataFrame":
 def plot_timeline(runs: Runs, window: tuple[float, float] | None = None) -> "Figure":
     """Per run, one line per worker: its evaluations, coloured by what became of them, between commits (vertical lines).
 
-    `window` is (from, to) in seconds since the run's first plan; by default the whole run, or 24 updates from its
-    middle. Errors: NothingToShow without a finished evaluation.
+    `window` is (from, to) in seconds since the run's first plan; by default the whole run, or as long as 24 updates
+    take, around the time by which half of the evaluations had begun. Errors: NothingToShow without any evaluation.
     """
     shown = [(label, run, found) for label, run in labelled(runs) if not (found := spans(run)).empty]
     if not shown:
@@ -109,11 +109,12 @@ def _draw_timeline(
     low, high = window or _middle(commits, found)
     visible = found[(found["end"] > low) & (found["start"] < high)]
     workers = sorted(found["worker"].unique().tolist(), key=_by_number)[:MAX_WORKERS]
+    gap = 0.4 if (visible["end"] - visible["start"]).median() > (high - low) / 250 else 0.0
     for place, worker in enumerate(workers):
         mine = visible[visible["worker"] == worker]
         for fate, bars in mine.groupby("fate"):
             lengths = list(zip(bars["start"], bars["end"] - bars["start"], strict=True))
-            axes.broken_barh(lengths, (place - 0.38, 0.76), color=FATES[str(fate)], edgecolor="white", linewidth=0.4)
+            axes.broken_barh(lengths, (place - 0.38, 0.76), color=FATES[str(fate)], edgecolor="white", linewidth=gap)
     inside = commits[(commits >= low) & (commits <= high)]
     axes.vlines(inside, -0.6, len(workers) - 0.4, color="black", linewidth=0.8)
     axes.set_yticks(range(len(workers)), [short(worker) for worker in workers], fontsize=7)
@@ -129,12 +130,13 @@ def _draw_timeline(
 
 
 def _middle(commits: Any, found: "pd.DataFrame") -> tuple[float, float]:
-    """The whole run, or MAX_UPDATES updates around its middle."""
+    """The whole run, or as long as MAX_UPDATES updates take on average, where the workers have most to do."""
+    end = float(found["end"].max())
     if len(commits) <= MAX_UPDATES:
-        return 0.0, float(found["end"].max())
-    first = (len(commits) - MAX_UPDATES) // 2
-    margin = (commits[first + MAX_UPDATES - 1] - commits[first]) * 0.01
-    return float(commits[first] - margin), float(commits[first + MAX_UPDATES - 1] + margin)
+        return 0.0, end
+    half = end * MAX_UPDATES / len(commits) / 2
+    centre = min(max(float(found["start"].median()), half), end - half)
+    return centre - half, centre + half
 
 
 def _draw_shares(axes: "Axes", label: str, found: "pd.DataFrame") -> None:

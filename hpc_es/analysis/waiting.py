@@ -62,8 +62,8 @@ def members(run: Run) -> "pd.DataFrame":
 
 def discard_bias(run: Run) -> "pd.DataFrame":
     """Whether what was discarded took longer than what was consumed. Rows: seconds, turns, tokens (per evaluation or
-    per episode); columns: consumed, discarded (means), difference, low, high (95 % percentile bootstrap of the
-    difference of means, fixed seed)."""
+    per episode); columns: consumed, discarded (means), num_consumed, num_discarded, difference, low, high (95 %
+    percentile bootstrap of the difference of means, fixed seed)."""
     import numpy as np
     import pandas as pd
 
@@ -80,13 +80,14 @@ def discard_bias(run: Run) -> "pd.DataFrame":
         rows[what] = {
             "consumed": means[0],
             "discarded": means[1],
+            "num_consumed": len(consumed),
+            "num_discarded": len(discarded),
             "difference": means[1] - means[0],
             "low": float(low),
             "high": float(high),
         }
-    return pd.DataFrame.from_dict(
-        rows, orient="index", columns=["consumed", "discarded", "difference", "low", "high"]
-    ).rename_axis("of")
+    names = ["consumed", "discarded", "num_consumed", "num_discarded", "difference", "low", "high"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=names).rename_axis("of")
 
 
 def plot_durations(runs: Runs) -> "Figure":
@@ -223,7 +224,8 @@ def _draw_bias(axes: "Axes", bias: "pd.DataFrame") -> None:
     axes.set_ylim(len(bias) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)
     percent(axes, "x")
-    title(axes, "Discarded against consumed members")
+    consumed, discarded = bias[["num_consumed", "num_discarded"]].max()
+    title(axes, f"{discarded:,.0f} discarded against {consumed:,.0f} consumed")
 
 
 def _resampled_means(values: "np.ndarray[Any, Any]", generator: "np.random.Generator") -> "np.ndarray[Any, Any]":
