@@ -110,10 +110,10 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
 
 def test_several_runs_are_paired_by_seed(tmp_path: Path) -> None:
     a = [policy(make(tmp_path / f"a{seed}", 20 + seed, seed=seed)) for seed in (1, 2)]
-    b = [policy(make(tmp_path / f"b{seed}", 10, seed=seed)) for seed in (2, 1)]
+    b = [policy(make(tmp_path / f"b{seed}", 5 * seed, seed=seed)) for seed in (2, 1)]
     found = compare(a, b)
     assert found.success.num_seeds == 2
-    assert found.success.by_seed == (pytest.approx(11 / 40), pytest.approx(12 / 40))
+    assert found.success.by_seed == (pytest.approx((21 - 5) / 40), pytest.approx((22 - 10) / 40))
     with pytest.raises(ConfigError, match=r"A has the run.seeds \[1, 2\], B has \[1, 3\]"):
         compare(a, [b[1], policy(make(tmp_path / "b3", 10, seed=3))])
     with pytest.raises(ConfigError, match=r"the runs of A have the run.seeds \[1, 1\]"):
