@@ -65,7 +65,8 @@ def plan_fork(
     for key in (text.partition("=")[0].strip() for text in overrides):
         if key in _SETTLED:
             raise ConfigError(f"{key} cannot be set for a fork: {_SETTLED[key]}")
-    config = load(recorded.paths.config, [f"run.dir={json.dumps(str(root.parent))}", *overrides]).config
+    beside = root.parent if root.name not in ("", "..") else root.resolve().parent
+    config = load(recorded.paths.config, [f"run.dir={json.dumps(str(beside))}", *overrides]).config
     seed = config.run.seed
     if not any(text.partition("=")[0].strip() == "run.seed" for text in overrides):
         seed = derive(seed, "fork", version) % 2**31
