@@ -12,6 +12,7 @@ RUN/
                            worker-<job>_<task>.<attempt>.log, and what Slurm itself says: slurm-<job>_<task>.out
   slurm/                   the scripts that were submitted, and <job>.json for every job of the run
   evals/                   journals of evaluations made after the run
+  trajectories/            <worker>.jsonl: a sample of the episodes that it played, word by word
   report/                  tables and figures
   base/                    of a fork: theta_V of the run that it comes from
   fork.json                of a fork: which run, version and digest, and what was changed
@@ -72,6 +73,17 @@ class RunPaths:
     @property
     def evals(self) -> Path:
         return self.root / "evals"
+
+    @property
+    def trajectories(self) -> Path:
+        return self.root / "trajectories"
+
+    def trajectory_file(self, worker: str) -> Path:
+        return self.trajectories / f"{worker}.jsonl"
+
+    def trajectory_files(self) -> list[Path]:
+        """Those that are there, by name."""
+        return sorted(self.trajectories.glob("*.jsonl"))
 
     @property
     def report(self) -> Path:

@@ -119,6 +119,10 @@ class RepeatsAChoice(Countdown):
         return Observation((Message("user", "?"),), choices=("1", "1"))
 
 
+class RemembersNonsense(Countdown):
+    history = -1
+
+
 class TakesAnything(Countdown):
     def __init__(self, **options: object) -> None:
         super().__init__()
@@ -148,6 +152,7 @@ def test_a_correct_environment_passes_the_check() -> None:
         (SucceedsTooEarly, "success although"),
         (HasNoTasks, "num_tasks"),
         (RepeatsAChoice, "repeats an answer"),
+        (RemembersNonsense, "history is -1"),
     ],
 )
 def test_the_check_names_what_an_environment_breaks(broken: type[Env], complaint: str) -> None:

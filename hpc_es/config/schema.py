@@ -48,11 +48,14 @@ class SamplingConfig(Model):
     max_tokens: int = Field(64, ge=1)
     """New tokens per turn."""
     stop: tuple[str, ...] = ()
+    choice_score: Literal["mean", "sum"] = "mean"
+    """By what choices longer than a token are ranked: the log-probability of their tokens, mean or sum. The mean does
+    not favour short ones; in the sum `go` beats `go north` whatever the model thinks of north."""
 
 
 class TaskConfig(Model):
     env: str
-    """A built-in name (sudoku, lab), or package.module:Class."""
+    """A built-in name (`hpc-es env list`), or package.module:Class."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment, for training and evaluation alike."""
     train: dict[str, Any] = Field(default_factory=dict)
@@ -138,6 +141,8 @@ class StoreConfig(Model):
     """run.h5 is brought up to date at most this often."""
     hdf5_locking: bool = False
     """Off: NFS and Lustre often lack file locks, and there is only one writer."""
+    trajectories: int = Field(2, ge=0)
+    """Episodes per version that are kept word by word, for members and for the evaluated policy alike."""
 
 
 class LaunchConfig(Model):

@@ -1,9 +1,9 @@
 """What an environment is.
 
 An environment plays one episode at a time and owns its prompt: an observation is all that the model sees in
-this turn. `terminated` (the task is over) is kept apart from `truncated` (a limit of the task was reached).
-A task's own limits are outcomes and are scored; anything an environment raises is a fault of the machinery and
-is never reward 0.
+this turn or, where the environment asks for `history`, all that is new in it. `terminated` (the task is over) is
+kept apart from `truncated` (a limit of the task was reached). A task's own limits are outcomes and are scored;
+anything an environment raises is a fault of the machinery and is never reward 0.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,8 @@ class Observation:
 
     messages: tuple[Message, ...]
     choices: tuple[str, ...] | None = None
-    """When given, the answer is one of these; each must be a single token of the model, or start with its own."""
+    """When given, the answer is one of these, of any length: the model ranks them by their log-probability after the
+    prompt (sampling.choice_score), and a temperature draws among them."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,13 @@ class Env(ABC):
     instant: bool = False
     """Making it, and each of its calls, takes microseconds and waits for nothing: it is run in the worker's event loop,
     without a thread, which would cost more, and without a time limit."""
+    history: int | None = 0
+    """Past turns (observation and answer) that the loop puts before an observation, None: all. System messages that the
+    first observation opens with always stay in front. What is too long loses whole turns, the oldest first."""
+    max_prompt_tokens: int | None = None
+    """With a history: the length that makes it lose turns; by default, what leaves room for a whole answer."""
+    strip_thinking: bool = False
+    """`<think>...</think>` is taken out of answers, before `step` and before they become history."""
 
     @abstractmethod
     def reset(self, task: int) -> Observation:

@@ -48,6 +48,10 @@ def check_env(make_env: Callable[[], Env], *, num_episodes: int = 2) -> None:
 def _check_tasks(env: Env) -> None:
     num_tasks = getattr(env, "num_tasks", None)
     _require(isinstance(num_tasks, int) and num_tasks > 0, f"num_tasks is {num_tasks!r}; it must be an int above 0")
+    for name, least in (("history", 0), ("max_prompt_tokens", 1)):
+        value = getattr(env, name)
+        is_count = type(value) is int and value >= least
+        _require(value is None or is_count, f"{name} is {value!r}; it must be None or an int from {least}")
     _must_raise(lambda: env.reset(-1), "reset(-1)")
     _must_raise(lambda: env.reset(env.num_tasks), f"reset({env.num_tasks}), one past the last task,")
 

@@ -33,6 +33,7 @@ from hpc_es.transport.control import HeadClient
 from hpc_es.transport.secrets import load_secrets
 from hpc_es.worker.budget import Budget
 from hpc_es.worker.rollout import Player
+from hpc_es.worker.trajectories import TrajectoryFile
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,8 @@ class Worker:
         self.place = Place.here()
         attempt = f".{self.place.attempt}" if self.place.job else ""
         self.name = f"{seat}{attempt}.{uuid.uuid4().hex[:8]}"
-        self.player = Player(config, engine, lambda kind: envs.make_for(config, kind))
+        kept = TrajectoryFile(paths, self.name)
+        self.player = Player(config, engine, lambda kind: envs.make_for(config, kind), kept.append)
         self._commits: dict[int, Commit] = {}
         """Commits that the arena has not applied yet."""
         self._commits_came = asyncio.Event()

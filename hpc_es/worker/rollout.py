@@ -10,15 +10,17 @@ import asyncio
 import numbers
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from hpc_es.config.schema import Config
-from hpc_es.engine.base import Engine
+from hpc_es.engine.base import Completion, Engine
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import EngineError, EnvError, ModelError
 from hpc_es.es.population import episode_seed
 from hpc_es.es.records import Assignment, Episode, Kind
+from hpc_es.worker.history import History, without_thoughts
+from hpc_es.worker.trajectories import MAX_TURNS, Trajectory, Turn, is_sampled, shortened
 
 Value = TypeVar("Value")
 
@@ -31,15 +33,23 @@ MAX_QUOTE = 1000
 
 
 class Player:
-    """Plays assignments with one engine; `make_env` is called once per episode.
+    """Plays assignments with one engine; `make_env` is called once per episode, and `keep` gets the sampled episodes
+    of every evaluation that went through.
 
     Errors: ModelError when task.chat is on and the model has no chat template.
     """
 
-    def __init__(self, config: Config, engine: Engine, make_env: Callable[[Kind], Env]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        engine: Engine,
+        make_env: Callable[[Kind], Env],
+        keep: Callable[[Sequence[Trajectory]], None] | None = None,
+    ) -> None:
         self.config = config
         self.engine = engine
         self._make_env = make_env
+        self._keep = keep
         self._num_stuck = 0
         self._instant: set[Kind] = set()
         if config.task.chat and not engine.tokenizer.chat_template:
@@ -55,29 +65,39 @@ class Player:
         """
         slots = asyncio.Semaphore(self.config.engine.max_concurrent)
 
-        async def one(position: int) -> Episode:
+        async def one(position: int) -> _Played:
             async with slots:
                 return await self._play_with_retry(assignment, position)
 
-        episodes = [asyncio.ensure_future(one(position)) for position in range(len(assignment.tasks))]
+        running = [asyncio.ensure_future(one(position)) for position in range(len(assignment.tasks))]
         try:
-            return tuple(await asyncio.gather(*episodes))
+            played = await asyncio.gather(*running)
         finally:  # weights may only change again when no episode is left in flight
-            for episode in episodes:
+            for episode in running:
                 episode.cancel()
-            await asyncio.gather(*episodes, return_exceptions=True)
+            await asyncio.gather(*running, return_exceptions=True)
+        episodes = tuple(each.episode() for each in played)
+        sampled = [
+            Trajectory(assignment.eval_id, assignment.kind, position, episodes[position], tuple(each.kept_turns))
+            for position, each in enumerate(played)
+            if each.is_sampled
+        ]
+        if self._keep is not None and sampled:
+            await asyncio.to_thread(self._keep, sampled)
+        return episodes
 
-    async def _play_with_retry(self, assignment: Assignment, position: int) -> Episode:
+    async def _play_with_retry(self, assignment: Assignment, position: int) -> "_Played":
         try:
             return await self._episode(assignment, position, retries=0)
         except EnvError:
             return await self._episode(assignment, position, retries=1)
 
-    async def _episode(self, assignment: Assignment, position: int, retries: int) -> Episode:
+    async def _episode(self, assignment: Assignment, position: int, retries: int) -> "_Played":
         task = assignment.tasks[position]
+        is_kept = self._keep is not None and is_sampled(self.config, assignment, position)
         env = await self._make(assignment.kind)
         try:
-            return await self._turns(env, task, episode_seeds(assignment, position), retries)
+            return await self._turns(env, _Played(task, retries, is_kept), episode_seeds(assignment, position))
         finally:
             await self._in_env(env.close, what=f"close after task {task}", instant=env.instant)
 
@@ -89,46 +109,40 @@ class Player:
             self._instant.add(kind)
         return env
 
-    async def _turns(self, env: Env, task: int, seed_of: Callable[[int], int], retries: int) -> Episode:
-        began = time.monotonic()
-        reward, success, turns, invalid, tokens_in, tokens_out = 0.0, False, 0, 0, 0, 0
-        generating = 0.0
+    async def _turns(self, env: Env, played: "_Played", seed_of: Callable[[int], int]) -> "_Played":
+        task, began = played.task, time.monotonic()
+        history = History(env, self.encode, self.config.engine.max_model_len - self.config.sampling.max_tokens)
         observation: Observation | None = await self._in_env(
             env.reset, task, what=f"reset({task})", instant=env.instant
         )
-        in_env = time.monotonic() - began
-        ended = "terminated"
+        played.seconds_in_env += time.monotonic() - began
         while observation is not None:
-            prompt = self._prompt(observation, task)
+            prompt = self._prompt(history, observation, task)
             if len(prompt) >= self.config.engine.max_model_len:
-                ended = "context"
+                played.ended = "context"
                 break
             if time.monotonic() - began > self.config.task.episode_timeout:
-                ended = "time"
+                played.ended = "time"
                 break
             asked = time.monotonic()
             completion = await self.engine.generate(
-                prompt, self.config.sampling, seed=seed_of(turns), choices=observation.choices
+                prompt, self.config.sampling, seed=seed_of(played.turns), choices=observation.choices
             )
             answered = time.monotonic()
+            said = without_thoughts(completion.text) if env.strip_thinking else completion.text
             step = await self._in_env(
-                env.step, completion.text, what=f"step {turns + 1} of task {task}", instant=env.instant
+                env.step, said, what=f"step {played.turns + 1} of task {task}", instant=env.instant
             )
             check_step(step, task)
-            generating += answered - asked
-            in_env += time.monotonic() - answered
-            turns += 1
-            reward += float(step.reward)  # numpy's numbers, too, become plain ones
-            success = bool(step.success)
-            invalid += bool(step.invalid)
-            tokens_in += completion.tokens_in
-            tokens_out += completion.tokens_out
-            ended = "truncated" if step.truncated else "terminated"
+            history.add(said)
+            played.seconds_generating += answered - asked
+            played.seconds_in_env += time.monotonic() - answered
+            played.take(observation, completion, step)
             observation = None if step.done else step.observation
-        return Episode(task, reward, success, turns, invalid, tokens_in, tokens_out, generating, in_env, ended, retries)
+        return played
 
-    def _prompt(self, observation: Observation, task: int) -> list[int]:
-        """Token ids of an observation. Errors: EnvError when it is none, or cannot be put into tokens."""
+    def _prompt(self, history: History, observation: Observation, task: int) -> list[int]:
+        """Token ids of a turn. Errors: EnvError when it shows no observation, or none that can be put into tokens."""
         if not isinstance(observation, Observation):
             raise EnvError(f"task {task} shows {type(observation).__name__}: reset and step must show an Observation")
         if not all(isinstance(m, Message) and isinstance(m.content, str) for m in observation.messages):
@@ -136,21 +150,21 @@ class Player:
         if not all(isinstance(choice, str) for choice in observation.choices or ()):
             raise EnvError(f"task {task} offers choices that are not texts")
         try:
-            prompt = self.encode(observation)
+            prompt = history.prompt(observation)
         except Exception as error:  # a chat template raises whatever it likes
             raise EnvError(f"task {task} shows what cannot be put into tokens: {quote(error)}") from error
         if not prompt:
             raise EnvError(f"task {task} shows nothing: its prompt has no tokens")
         return prompt
 
-    def encode(self, observation: Observation) -> list[int]:
+    def encode(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a prompt."""
         tokenizer = self.engine.tokenizer
         if self.config.task.chat:
-            chat = [{"role": message.role, "content": message.content} for message in observation.messages]
+            chat = [{"role": message.role, "content": message.content} for message in messages]
             encoded: Any = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)
             return list(encoded["input_ids"])
-        return list(tokenizer.encode("\n".join(message.content for message in observation.messages)))
+        return list(tokenizer.encode("\n".join(message.content for message in messages)))
 
     async def _in_env(self, call: Callable[..., Value], *args: Any, what: str, instant: bool) -> Value:
         """Run an environment's code: here when it is instant, else in a thread of its own, for at most
@@ -193,6 +207,46 @@ class Player:
                 f"{self.config.task.env}: {what} did not return within task.step_timeout="
                 f"{self.config.task.step_timeout:g} s"
             ) from None
+
+
+class _Played:
+    """What an episode has come to so far."""
+
+    def __init__(self, task: int, retries: int, is_sampled: bool) -> None:
+        self.task, self.retries, self.is_sampled = task, retries, is_sampled
+        self.reward, self.success, self.ended = 0.0, False, "terminated"
+        self.turns = self.invalid_actions = self.tokens_in = self.tokens_out = 0
+        self.seconds_generating = self.seconds_in_env = 0.0
+        self.kept_turns: list[Turn] = []
+
+    def take(self, shown: Observation, completion: Completion, step: StepResult) -> None:
+        """Count one turn."""
+        reward, invalid = float(step.reward), bool(step.invalid)  # numpy's numbers, too, become plain ones
+        self.turns += 1
+        self.reward += reward
+        self.success = bool(step.success)
+        self.invalid_actions += invalid
+        self.tokens_in += completion.tokens_in
+        self.tokens_out += completion.tokens_out
+        self.ended = "truncated" if step.truncated else "terminated"
+        if self.is_sampled and self.turns <= MAX_TURNS:
+            messages = tuple(Message(message.role, shortened(message.content)) for message in shown.messages)
+            self.kept_turns.append(Turn(messages, shortened(completion.text), reward, invalid))
+
+    def episode(self) -> Episode:
+        return Episode(
+            self.task,
+            self.reward,
+            self.success,
+            self.turns,
+            self.invalid_actions,
+            self.tokens_in,
+            self.tokens_out,
+            self.seconds_generating,
+            self.seconds_in_env,
+            self.ended,
+            self.retries,
+        )
 
 
 def episode_seeds(assignment: Assignment, position: int) -> Callable[[int], int]:

@@ -1,0 +1,107 @@
+"""A sample of the episodes, word by word, for people to read: RUN/trajectories/<worker>.jsonl.
+
+Which episodes is a pure function of the configuration and the assignment. The worker writes them itself: no update
+needs them, so they would only burden the network and the journal, and losing some loses nothing. Invariant: they take
+bounded space (`MAX_CHARACTERS` a text, `MAX_TURNS` a trajectory, `store.trajectories` a version), and an evaluation
+never fails because they cannot be written.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from hpc_es.config.schema import Config
+from hpc_es.envs.base import Message
+from hpc_es.es.records import Assignment, Episode, EvalId, Kind
+from hpc_es.paths import RunPaths
+
+log = logging.getLogger(__name__)
+
+MAX_CHARACTERS = 20_000
+MAX_TURNS = 200
+FIRST_EVAL_SLOT = -1
+
+
+class Turn(Struct, frozen=True):
+    """What the environment showed (without history), what the model answered, and what came of it."""
+
+    messages: tuple[Message, ...]
+    answer: str
+    """As generated, thoughts and all."""
+    reward: float
+    invalid: bool = False
+
+
+class Trajectory(Struct, frozen=True):
+    """One episode. `turns` are the first MAX_TURNS; `episode` counts them all."""
+
+    eval_id: EvalId
+    kind: Kind
+    position: int
+    """Place in the task batch, from 0."""
+    episode: Episode
+    turns: tuple[Turn, ...]
+    worker: str = ""
+
+
+def is_sampled(config: Config, assignment: Assignment, position: int) -> bool:
+    """Whether this episode belongs to the sample of its version.
+
+    Of the members the sample takes the first task of the first one, the second task of the second, and so on, so that
+    it shows different members on different tasks; of the evaluated policy the first tasks.
+    """
+    wanted, slot = config.store.trajectories, assignment.eval_id.slot
+    if assignment.kind == "eval":
+        return slot == FIRST_EVAL_SLOT and position < wanted
+    if assignment.kind == "centre":
+        return False
+    members, tasks = config.es.population, len(assignment.tasks)
+    rounds = range(slot, wanted, members)  # k-th of the sample: member k mod N
+    return any((slot + k // members) % tasks == position for k in rounds)
+
+
+def shortened(text: str) -> str:
+    """A text of at most about MAX_CHARACTERS; what is longer loses its middle. Always valid UTF-8."""
+    if len(text) > MAX_CHARACTERS:
+        half = MAX_CHARACTERS // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
+    return text.encode(errors="replace").decode()
+
+
+class TrajectoryFile:
+    """One worker's; made when there is something to write."""
+
+    def __init__(self, paths: RunPaths, worker: str) -> None:
+        self._path, self._worker = paths.trajectory_file(worker), worker
+
+    def append(self, trajectories: Sequence[Trajectory]) -> None:
+        """At the end; a warning where that fails."""
+        named = (msgspec.structs.replace(trajectory, worker=self._worker) for trajectory in trajectories)
+        lines = b"".join(msgspec.json.encode(trajectory) + b"\n" for trajectory in named)
+        try:
+            self._path.parent.mkdir(exist_ok=True)
+            with self._path.open("ab") as file:
+                file.write(lines)
+        except OSError as error:
+            log.warning("trajectories are lost: %s", error)
+
+
+def read_trajectories(paths: RunPaths) -> Iterator[Trajectory]:
+    """All of a run, in no order; lines that are torn, since their worker was killed, are left out.
+
+    An evaluation that was made twice comes twice.
+    """
+    for path in paths.trajectory_files():
+        yield from _read(path)
+
+
+def _read(path: Path) -> Iterator[Trajectory]:
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                yield msgspec.json.decode(line, type=Trajectory)
+            except msgspec.DecodeError:
+                continue
