@@ -7,17 +7,16 @@ the random search `<r>`, which takes its generator from the caller.
 import random
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from hpc_es.envs.webshop import goals, products
 from hpc_es.envs.webshop.analysis import terms
 from hpc_es.envs.webshop.goals import Goal, Goals, draw
-from hpc_es.envs.webshop.index import Postings, PostingsBuilder, Ranking, encode_length
+from hpc_es.envs.webshop.index import Postings, PostingsBuilder, Ranking
 from hpc_es.envs.webshop.products import Product
 from hpc_es.envs.webshop.reward import Reward, reward
 from hpc_es.envs.webshop.shelf import Arrays, Shelf, cache_folder, kept, open_shelf
@@ -26,6 +25,7 @@ from hpc_es.errors import EnvError
 MAX_HITS = 50
 _NUM_CACHED_SEARCHES = 1024
 _making = threading.Lock()
+_FIELDS = fields(Postings)
 
 
 class Catalogue:
@@ -122,9 +122,8 @@ class Catalogue:
         with self._indexing:
             if self._index is None:
                 arrays = kept(self._folder, "index", lambda: _index(self._shelf))
-                text, facets = (_postings(arrays, prefix) for prefix in ("text", "facets"))
-                total = int(arrays["total_length"])
-                self._index = Ranking(text, arrays["lengths"], total, self._shelf.rank()), facets
+                text, facets = _postings(arrays, "text"), _postings(arrays, "facets")
+                self._index = Ranking(text, self._shelf.rank()), facets
             return self._index
 
 
@@ -146,19 +145,12 @@ def made_up() -> Path:
 
 def _index(shelf: Shelf) -> Arrays:
     text, facets = PostingsBuilder(), PostingsBuilder()
-    lengths, total = [], 0
     for product in shelf:
-        length = text.add(terms(product.indexed_text))
-        total += length
-        lengths.append(encode_length(length))
+        text.add(terms(product.indexed_text))
         facets.add([f"<c>{product.category}", f"<q>{product.query}", *{f"<a>{name}" for name in product.attributes}])
-    arrays: Arrays = {"lengths": np.array(lengths, np.uint8), "total_length": np.array(total, np.int64)}
-    for prefix, builder in (("text", text), ("facets", facets)):
-        for name, array in vars(builder.build()).items():
-            arrays[f"{prefix}_{name}"] = array
-    return arrays
+    built = {"text": text.build(), "facets": facets.build()}
+    return {f"{prefix}_{field.name}": getattr(built[prefix], field.name) for prefix in built for field in _FIELDS}
 
 
 def _postings(arrays: Arrays, prefix: str) -> Postings:
-    names = ("term_bytes", "term_ends", "ends", "docs", "counts")
-    return Postings(**{name: arrays[f"{prefix}_{name}"] for name in names})
+    return Postings(**{field.name: arrays[f"{prefix}_{field.name}"] for field in _FIELDS})

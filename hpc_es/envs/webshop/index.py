@@ -24,13 +24,14 @@ _EXACT_LENGTHS = 24
 
 @dataclass(frozen=True)
 class Postings:
-    """For each term, the documents that have it, ascending, and how often. Terms are sorted."""
+    """For each term, the documents that have it, ascending. Terms are sorted."""
 
     term_bytes: NDArray[np.uint8]
     term_ends: NDArray[np.int64]
     ends: NDArray[np.int64]
     docs: NDArray[np.int32]
-    counts: NDArray[np.uint16]
+    dampings: NDArray[np.float32]
+    """Of a term in a document: 1 + its count over k1 * (1 - b + b * length / average length)."""
 
     def find(self, term: str) -> slice | None:
         """Where the postings of a term lie."""
@@ -53,59 +54,64 @@ class PostingsBuilder:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
-        self._terms, self._counts, self._sizes = array("i"), array("H"), array("i")
+        self._terms, self._counts = array("i"), array("i")
+        self._sizes, self._lengths = array("i"), array("i")
 
-    def add(self, document: Iterable[str]) -> int:
-        """Add a document; its length in terms."""
+    def add(self, document: Iterable[str]) -> None:
         numbers = self._numbers
         counted = Counter(numbers.setdefault(term, len(numbers)) for term in document)
         self._terms.extend(counted)
-        self._counts.extend(min(count, 0xFFFF) for count in counted.values())
+        self._counts.extend(counted.values())
         self._sizes.append(len(counted))
-        return counted.total()
+        self._lengths.append(counted.total())
 
     def build(self) -> Postings:
         names = sorted((term.encode(), number) for term, number in self._numbers.items())
         new_number = np.empty(len(names), np.int32)
         new_number[[number for _, number in names]] = np.arange(len(names), dtype=np.int32)
-        term_of = new_number[np.frombuffer(self._terms, np.int32)] if self._terms else np.empty(0, np.int32)
+        term_of = new_number[_array(self._terms)]
         order = np.argsort(term_of, kind="stable")
-        docs = np.repeat(np.arange(len(self._sizes), dtype=np.int32), np.frombuffer(self._sizes, np.int32))
+        docs = np.repeat(np.arange(len(self._sizes), dtype=np.int32), _array(self._sizes))[order]
+        counts = _array(self._counts)[order].astype(np.float32)
         return Postings(
             term_bytes=np.frombuffer(b"".join(name for name, _ in names), np.uint8),
             term_ends=np.cumsum([len(name) for name, _ in names], dtype=np.int64),
             ends=np.cumsum(np.bincount(term_of, minlength=len(names)), dtype=np.int64),
-            docs=docs[order],
-            counts=np.frombuffer(self._counts, np.uint16)[order] if self._counts else np.empty(0, np.uint16),
+            docs=docs,
+            dampings=np.float32(1) + counts * self._inverse_norms()[docs],
         )
+
+    def _inverse_norms(self) -> NDArray[np.float32]:
+        """1 / (k1 * (1 - b + b * length / average length)) by document, single precision at every step as in Lucene."""
+        one = np.float32(1)
+        lengths = _array(self._lengths)
+        average = np.float32(lengths.sum(dtype=np.int64) / len(lengths))
+        kept = np.array([decode_length(encode_length(length)) for length in lengths.tolist()], np.float32)
+        return one / (K1 * ((one - B) + B * kept / average))
+
+
+def _array(numbers: "array[int]") -> NDArray[np.int32]:
+    return np.array(numbers, np.int32)
 
 
 class Ranking:
     """Ranked search in postings."""
 
-    def __init__(
-        self, postings: Postings, lengths: NDArray[np.uint8], total_length: int, rank: NDArray[np.int32]
-    ) -> None:
-        """lengths: one encoded length per document; total_length: of all documents, in terms; rank: breaks ties."""
-        self._postings, self._lengths, self._rank = postings, lengths, rank
-        average = np.float32(total_length / max(len(lengths), 1))
-        decoded = np.array([decode_length(byte) for byte in range(256)], np.float32)
-        one = np.float32(1)
-        self._inverse = one / (K1 * ((one - B) + B * decoded / average)) if average else decoded
+    def __init__(self, postings: Postings, rank: NDArray[np.int32]) -> None:
+        """rank: of each document, breaks ties."""
+        self._postings, self._rank = postings, rank
 
     def search(self, query: str, limit: int) -> NDArray[np.int64]:
         """Numbers of the best documents, at most `limit`."""
-        num_docs = len(self._lengths)
+        num_docs = len(self._rank)
         total = np.zeros(num_docs, np.float64)
-        one = np.float32(1)
         for term, times in Counter(terms(query)).items():
             where = self._postings.find(term)
             if where is None:
                 continue
             docs = self._postings.docs[where]
             weight = np.float32(times) * np.float32(log(1 + (num_docs - len(docs) + 0.5) / (len(docs) + 0.5)))
-            saturation = self._postings.counts[where].astype(np.float32) * self._inverse[self._lengths[docs]]
-            total[docs] += weight - weight / (one + saturation)
+            total[docs] += weight - weight / self._postings.dampings[where]
         return self._best(total.astype(np.float32), limit)
 
     def _best(self, scores: NDArray[np.float32], limit: int) -> NDArray[np.int64]:

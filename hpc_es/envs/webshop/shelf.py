@@ -134,7 +134,7 @@ def build(found: Iterable[Product]) -> Arrays:
         draws["human"] += [number] * num_human
         goals["human"] += [1] * num_human
     arrays: Arrays = {
-        "records": np.frombuffer(bytes(records), np.uint8),
+        "records": np.frombuffer(records, np.uint8),
         "record_ends": np.array(ends, np.int64),
         "asins": np.array(asins, f"U{MAX_ASIN}"),
         "by_asin": np.argsort(np.array(asins, f"U{MAX_ASIN}"), kind="stable").astype(np.int32),
