@@ -140,8 +140,14 @@ def _noise_table(floor: "NoiseFloor") -> "Table":
         ("reliability of z", floor.reliability, "share of the variance of z"),
     ]
     for title, estimate, meaning in rows:
-        table.add_row(title, f"{estimate.value:.3g}", f"{estimate.low:.3g} to {estimate.high:.3g}", meaning)
+        value, low, high = (_variance(number) for number in (estimate.value, estimate.low, estimate.high))
+        table.add_row(title, value, f"{low} to {high}", meaning)
     return table
+
+
+def _variance(number: float) -> str:
+    """What rounding leaves of equal scores is no variance."""
+    return "0" if abs(number) < 1e-12 else f"{number:.3g}"
 
 
 def _trade_table(floor: "NoiseFloor") -> "Table":
