@@ -9,6 +9,7 @@ characters are dropped. Source: WebShop's `engine/engine.py` (Yao et al., 2022).
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
@@ -22,6 +23,7 @@ from hpc_es.errors import ConfigError
 _CHUNK = 1 << 22
 """Characters read at a time."""
 MAX_ASIN = 10
+_UNREADABLE = (OSError, EOFError, ValueError, zlib.error)
 
 
 class HumanInstruction(msgspec.Struct, frozen=True, array_like=True):
@@ -116,7 +118,7 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         with _open(path) as file:
             loaded: dict[str, Any] = json.load(file)
-    except (OSError, ValueError) as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     return loaded
 
@@ -140,7 +142,7 @@ def _items(path: Path) -> Iterator[dict[str, Any]]:
                     text, at = text[at:] + more, 0
                 else:
                     yield item
-    except (OSError, ValueError) as error:
+    except _UNREADABLE as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 

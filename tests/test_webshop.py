@@ -1,0 +1,414 @@
+"""WebShop against what was recorded from the original, and as an environment."""
+
+import gzip
+import json
+import random
+import resource
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_es import envs
+from hpc_es.envs.base import StepResult
+from hpc_es.envs.check import check_env
+from hpc_es.envs.webshop import Catalogue, WebShop
+from hpc_es.envs.webshop.env import goal_ids
+from hpc_es.errors import ConfigError, EnvError
+
+
+@cache
+def _golden(folder: Path) -> dict[str, Any]:
+    return json.loads(gzip.decompress((folder / "golden.json.gz").read_bytes()))
+
+
+@cache
+def _catalogue(folder: Path | None = None) -> Catalogue:
+    return Catalogue(folder, seed=0)
+
+
+@pytest.fixture
+def golden(shared_data: Path) -> dict[str, Any]:
+    return _golden(shared_data / "webshop")
+
+
+@pytest.fixture
+def real(shared_data: Path) -> Catalogue:
+    return _catalogue(shared_data / "webshop")
+
+
+def _webshop(**options: Any) -> WebShop:
+    env = envs.make("webshop", **options)
+    assert isinstance(env, WebShop)
+    return env
+
+
+# --- as the original ---------------------------------------------------------------------------------------------
+
+
+def test_goals_are_the_originals_to_the_letter(real: Catalogue, golden: dict[str, Any]) -> None:
+    assert len(real.goals) == golden["n_goals"]
+    assert real.goals[: len(golden["goals_head"])] == golden["goals_head"]
+    assert [list(goal) for goal in real.goals[:3]] == [list(goal) for goal in golden["goals_head"][:3]]
+
+
+def test_prices_are_what_the_seed_draws(real: Catalogue, golden: dict[str, Any]) -> None:
+    recorded = golden["product_prices_head"]
+    assert {asin: real.price(asin) for asin in recorded} == recorded
+
+
+def test_rewards_and_their_parts_agree_exactly(real: Catalogue, golden: dict[str, Any]) -> None:
+    for case in golden["reward_cases"]:
+        asked = (case["goal"], case["asin"], case["price"], case["options"])
+        assert real.reward(*asked) == case["reward"], asked
+        parts = vars(real.rewarded(*asked))
+        assert {name: parts[name] for name in case["info"] if name in parts} == {
+            name: value for name, value in case["info"].items() if name in parts
+        }
+
+
+def test_searches_list_what_lucene_lists(real: Catalogue, golden: dict[str, Any]) -> None:
+    cases = golden["lucene_top50"]
+    same_10 = sum(real.search(case["query"])[:10] == case["hits"][:10] for case in cases)
+    assert same_10 >= 0.98 * len(cases)
+
+
+def test_pages_and_clickables_agree_to_the_letter(shared_data: Path, golden: dict[str, Any]) -> None:
+    env = _webshop(data_dir=shared_data / "webshop", seed=0)
+    for recorded in golden["trajectories"]:
+        env.reset(recorded["goal_index"])
+        for step in recorded["trajectory"]:
+            if step["action"] is not None:
+                result = env.step(step["action"])
+                assert (result.reward, result.done) == (step["reward"], step["done"])
+                assert result.invalid == (step["action"] == "click[nonsense]")
+                assert result.info["observation"] == step["obs"]
+            assert env.observation == step["obs"]
+            if not step["done"]:
+                assert env.available_actions == step["avail"]
+
+
+def test_what_can_be_reached_is_what_an_oracle_reached_in_the_original(real: Catalogue) -> None:
+    assert sum(real.ceiling(goal) == 1.0 for goal in real.goals[:500]) == 480
+
+
+def test_searching_for_the_instruction_shows_the_target_as_often_as_in_the_original(real: Catalogue) -> None:
+    found = [goal["asin"] in real.search(goal["instruction_text"].lower())[:10] for goal in real.goals[:500]]
+    assert sum(found) == 454
+
+
+# --- splits ------------------------------------------------------------------------------------------------------
+
+
+def test_evaluation_is_128_fixed_goals_that_training_never_sees() -> None:
+    assert list(goal_ids("eval", 10_000)) == list(range(128))
+    assert goal_ids("train", 10_000) == range(500, 10_000)
+    assert goal_ids(None, 10_000) == range(10_000)
+    evaluation = _webshop(split="eval")
+    assert (evaluation.num_tasks, evaluation.goal_ids) == (128, range(128))
+
+
+def test_a_task_of_a_split_is_the_goal_that_the_split_lists() -> None:
+    train = _webshop(split="train")
+    train.reset(3)
+    assert train.catalogue.goals[train.goal_ids[3]]["instruction_text"] in train.observation
+
+
+def test_a_catalogue_too_small_to_train_on_says_so(tmp_path: Path) -> None:
+    _write_catalogue(tmp_path, [_item("A1")], {"A1": _instruction("find red lamps", "soft light")})
+    assert _webshop(data_dir=tmp_path).num_tasks == 1
+    with pytest.raises(ConfigError, match="split=train is empty: this catalogue has 1 synthetic goals"):
+        _webshop(data_dir=tmp_path, split="train")
+
+
+# --- the environment ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["train", "eval", None])
+def test_it_keeps_the_contract_of_environments(split: str | None) -> None:
+    check_env(lambda: envs.make("webshop", split=split))
+
+
+def _buy_the_goal(env: WebShop, task: int) -> StepResult:
+    env.reset(task)
+    goal = env.catalogue.goals[env.goal_ids[task]]
+    env.step(f"search[<q> {goal['query']}]")
+    while goal["asin"].lower() not in env.available_actions["clickables"]:
+        env.step("click[next >]")
+    for name in (goal["asin"], *goal["goal_options"].values()):
+        assert not env.step(f"click[{name}]").invalid
+    return env.step("click[buy now]")
+
+
+def test_buying_exactly_what_is_asked_for_is_a_success() -> None:
+    env = _webshop(split="eval")
+    task = next(t for t in env.goal_ids if env.catalogue.ceiling(env.catalogue.goals[t]) == 1.0)
+    result = _buy_the_goal(env, task)
+    assert (result.reward, result.success, result.terminated, result.observation) == (1.0, True, True, None)
+
+
+def test_a_purchase_that_is_not_perfect_is_no_success() -> None:
+    score, success = (_webshop(split="eval", reward=reward) for reward in ("score", "success"))
+    for env in (score, success):
+        env.reset(0)
+        for action in ("search[tea]", f"click[{env.catalogue.search('tea')[0]}]"):
+            env.step(action)
+    bought = score.step("click[buy now]")
+    assert 0 <= bought.reward < 1
+    assert not bought.success
+    assert bought.terminated
+    assert success.step("click[buy now]").reward == 0.0
+
+
+def test_the_fifteenth_turn_is_the_last() -> None:
+    env = _webshop()
+    env.reset(0)
+    results = [env.step("search[lamp]") for _ in range(15)]
+    assert [result.done for result in results] == [False] * 14 + [True]
+    assert (results[-1].truncated, results[-1].terminated, results[-1].reward) == (True, False, 0.0)
+    with pytest.raises(EnvError, match="no episode is running"):
+        env.step("search[lamp]")
+
+
+def test_a_refused_action_changes_nothing_and_costs_what_was_set() -> None:
+    env = _webshop(invalid_penalty=0.1)
+    env.reset(0)
+    env.step("search[lamp]")
+    before = env.observation, env.available_actions
+    for action in (
+        "click[buy now]",
+        "click[search]",
+        "buy",
+        "search[]",
+        "Search[lamp]",
+        "please search[lamp]",
+        "click[]",
+    ):
+        result = env.step(action)
+        assert (result.invalid, result.reward, result.done) == (True, -0.1, False), action
+        assert (env.observation, env.available_actions) == before
+    assert not env.step("search[lamp]").invalid
+
+
+def test_64_episodes_at_once_share_one_catalogue_and_do_not_disturb_each_other() -> None:
+    def play(task: int) -> list[tuple[str, float]]:
+        env, rng, seen = _webshop(split="train"), random.Random(task), []
+        barrier.wait(timeout=60)
+        env.reset(task)
+        for _ in range(15):
+            seen.append((env.observation, (result := env.step(_random_action(env, rng))).reward))
+            if result.done:
+                break
+        return seen
+
+    barrier = threading.Barrier(64)
+    with ThreadPoolExecutor(64) as pool:
+        together = list(pool.map(play, range(64)))
+    barrier = threading.Barrier(1)
+    assert together == [play(task) for task in range(64)]
+    assert _webshop().catalogue is _webshop(split="eval").catalogue
+
+
+_QUERIES = ("lamp", "men's shirt, machine wash", "red", "<r>", "<c> fashion", "<a> dry hair", "zzz", " ", "★ “tea”")
+
+
+def _random_action(env: WebShop, rng: random.Random) -> str:
+    if rng.random() < 0.3:
+        return f"search[{rng.choice(_QUERIES)}]"
+    return f"click[{rng.choice([*env.available_actions['clickables'], 'nothing'])}]"
+
+
+def test_200_random_walks_stay_consistent() -> None:
+    env, again, rng = _webshop(max_turns=30), _webshop(max_turns=30), random.Random(0)
+    for walk in range(200):
+        task = rng.randrange(env.num_tasks)
+        assert env.reset(task) == again.reset(task)
+        for _ in range(30):
+            before, available = env.observation, env.available_actions
+            action = _random_action(env, rng)
+            result = env.step(action)
+            assert result == again.step(action), (walk, action)
+            _check_step(env, task, action, before, available, result)
+            if result.done:
+                break
+
+
+def _check_step(
+    env: WebShop, task: int, action: str, before: str, available: dict[str, Any], result: StepResult
+) -> None:
+    """What an action does follows from the page that it was taken on."""
+    clickable = action.startswith("click[") and action[6:-1] in available["clickables"]
+    expected = action.startswith("search[") or (clickable and action != "click[search]")
+    assert result.invalid == (not expected)
+    assert result.terminated == (action == "click[buy now]" and expected)
+    if result.invalid:
+        assert (env.observation, env.available_actions) == (before, available)
+    if result.terminated:
+        score = result.info["score"]
+        assert result.reward == score["total"] == float(env.observation.split(" [SEP] ")[-3])
+        assert result.success == (score["total"] == 1.0)
+    else:
+        assert result.reward == 0.0
+        shown = env.observation.lower().split(" [SEP] ".lower())
+        assert all(name in shown for name in env.available_actions["clickables"] if name)
+        assert env.catalogue.goals[task]["instruction_text"].lower() in shown
+
+
+def _short_episodes(env: WebShop, count: int, rng: random.Random) -> None:
+    for _ in range(count):
+        env.reset(rng.randrange(env.num_tasks))
+        env.step(f"search[{rng.choice(_QUERIES)} {rng.random()}]")
+        while not env.step(_random_action(env, rng)).done:
+            pass
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_over_10_000_episodes() -> None:
+    env, rng = _webshop(max_turns=5), random.Random(0)
+    _short_episodes(env, 2_000, rng)  # caches fill
+    filled = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _short_episodes(env, 10_000, rng)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - filled < 4 * 1024  # KiB
+
+
+# --- the prompt --------------------------------------------------------------------------------------------------
+
+
+def test_the_prompt_has_task_page_and_actions_and_the_last_turns_only() -> None:
+    env = _webshop(history=2)
+    first = env.reset(0).messages[-1].content
+    assert env.observation in first
+    assert "search[<your query>]" in first
+    assert "turns so far" not in first
+    for query in ("lamp", "blanket", "tea"):
+        result = env.step(f"<think>search[no]</think><action> Search[{query}] </action>")
+    assert result.observation is not None
+    prompt = result.observation.messages[-1].content
+    assert env.observation in prompt
+    assert "click[next >]" in prompt
+    assert "Turn 4 of 15" in prompt
+    assert "search[lamp]" not in prompt
+    assert prompt.index("[Turn 2] your action: search[blanket]") < prompt.index("[Turn 3] your action: search[tea]")
+    assert prompt.count(env.catalogue.goals[0]["instruction_text"]) == 2  # the task and the page, not the history
+
+
+def test_a_prompt_that_is_too_long_loses_its_history() -> None:
+    env = _webshop()
+    env.reset(0)
+    result = env.step("search[lamp] " + "x" * 13_000)
+    assert result.observation is not None
+    assert "turns so far" not in result.observation.messages[-1].content
+
+
+def test_plain_style_asks_for_the_bare_action_and_takes_it() -> None:
+    env = _webshop(style="plain")
+    assert "<think>" not in env.reset(0).messages[-1].content
+    assert not env.step("\nsearch[lamp]\n").invalid
+
+
+# --- small catalogues written by the tests -----------------------------------------------------------------------
+
+
+def _item(asin: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "asin": asin,
+        "name": f"Lamp {asin}",
+        "full_description": "",
+        "images": ["x"],
+        "product_category": "Home › Lamps",
+        "small_description": ["soft light"],
+        "customization_options": "",
+        "category": "garden",
+        "query": "Table Lamps ",
+        "pricing": "$12.5",
+        **fields,
+    }
+
+
+def _instruction(text: str, *attributes: str) -> dict[str, Any]:
+    return {"attributes": list(attributes), "instruction": text, "instruction_attributes": list(attributes)}
+
+
+def _values(*values: str) -> list[dict[str, str]]:
+    return [{"value": value} for value in values]
+
+
+def _write_catalogue(folder: Path, items: list[dict[str, Any]], instructions: dict[str, Any]) -> None:
+    (folder / "items_shuffle.json").write_text(json.dumps(items))
+    (folder / "items_ins_v2.json").write_text(json.dumps(instructions))
+
+
+def _open_item(folder: Path, **fields: Any) -> WebShop:
+    _write_catalogue(folder, [_item("A1", **fields)], {"A1": _instruction("find lamps", "soft light")})
+    env = _webshop(data_dir=folder)
+    env.reset(0)
+    env.step("search[lamp]")
+    env.step("click[a1]")
+    return env
+
+
+def test_a_value_that_two_options_share_belongs_to_the_last(tmp_path: Path) -> None:
+    env = _open_item(tmp_path, customization_options={"Top": _values("Red", "blue"), "Base": _values("red")})
+    assert env.available_actions["clickables"][-2:] == ["red", "blue"]
+    env.step("click[red]")
+    env._session.catalogue = _Paid()  # type: ignore[union-attr, assignment]
+    env.step("click[buy now]")
+    assert '{"base": "red"}' in env.observation
+
+
+class _Paid:
+    """A catalogue whose reward needs no nouns."""
+
+    def price(self, asin: str) -> float:
+        return 1.0
+
+    def rewarded(self, *args: Any) -> Any:
+        return type("Paid", (), {"total": 0.5})()
+
+
+def test_an_option_called_like_a_button_works_as_the_button(tmp_path: Path) -> None:
+    env = _open_item(tmp_path, customization_options={"Kind": _values("features", "attributes", "< prev")})
+    assert env.available_actions["clickables"][-1] == "attributes"
+    env.step("click[attributes]")
+    assert env.observation.endswith("< Prev [SEP] soft light [SEP] garden [SEP] table lamps [SEP] Home › Lamps")
+    env.step("click[< prev]")
+    env.step("click[< prev]")
+    assert "Total results: 1" in env.observation
+
+
+def test_white_space_is_shown_as_html_shows_it(tmp_path: Path) -> None:
+    env = _open_item(tmp_path, small_description=["a", "", " \n", "\u00a0b "], full_description=" \n c\nd ")
+    env.step("click[features]")
+    assert env.observation.endswith("< Prev [SEP] a [SEP]  [SEP] b")
+    env.step("click[< prev]")
+    env.step("click[description]")
+    assert env.observation.endswith("< Prev [SEP] c\nd")
+
+
+def test_a_page_name_in_the_query_leads_back_as_in_the_original(tmp_path: Path) -> None:
+    env = _open_item(tmp_path)
+    env.step("search[lamp item_page]")
+    env.step("click[a1]")
+    env.step("click[reviews]")
+    env.step("click[< prev]")
+    assert "Page 1 (Total results: 1)" in env.observation
+    env.step("search[lamp search_results]")
+    env.step("click[a1]")
+    env.step("click[< prev]")
+    assert env.observation.endswith("Page 0 (Total results: 1) [SEP] Next >")
+
+
+def test_goals_with_human_instructions_come_from_their_file(tmp_path: Path) -> None:
+    _write_catalogue(tmp_path, [_item("A1", pricing="$985.0"), _item("A2")], {})
+    told = {"instruction": "a lamp.", "instruction_attributes": ["soft light"], "instruction_options": ["red"]}
+    untold = {**told, "instruction_attributes": []}
+    human = {"A1": [untold, told], "A2": [{**told, "instruction": ".another lamp"}]}
+    (tmp_path / "items_human_ins.json").write_text(json.dumps(human))
+    goals = sorted(Catalogue(tmp_path, goals="human").goals, key=lambda goal: goal["asin"])
+    assert [goal["asin"] for goal in goals] == ["A1", "A2"]
+    assert (goals[0]["instruction_text"], goals[0]["price_upper"], goals[0]["weight"]) == ("a lamp", 1_000_000, 1)
+    assert goals[1]["instruction_text"].startswith("another lamp, and price lower than ")
+    assert goals[0]["goal_options"] == ["red"]
