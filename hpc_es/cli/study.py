@@ -118,8 +118,8 @@ def _summary(found: "Counterfactual") -> list[str]:
             f"(update {lowest.update}); norm: {_number(found.mean('norm_ratio'))} of the committed one, in the mean"
         )
         lines.append(
-            f"all updates together, before any optimiser: cosine {_number(found.whole_cosine)}, norm {_number(found.whole_norm_ratio)} of "
-            "the committed sum"
+            f"all updates together, before any optimiser: cosine {_number(found.whole_cosine)}, "
+            f"norm {_number(found.whole_norm_ratio)} of the committed sum"
         )
     return lines
 
