@@ -10,6 +10,7 @@ import textwrap
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 import h5py
 import pandas as pd
@@ -25,7 +26,8 @@ from hpc_es.store.hdf5 import Hdf5Writer, rebuild, write_eval_journal
 from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.store.projection import Projection
 from hpc_es.store.read import Run
-from hpc_es.store.records import Committed, Joined, Leased, Noted, Started
+from hpc_es.store.records import Committed, Joined, Leased, Left, Noted, Started
+from hpc_es.store.rows import Changes
 from hpc_es.store.schema import TABLES
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -144,14 +146,21 @@ def test_a_new_head_ends_leases_and_connections_until_the_workers_say_hello_agai
         projection.add(record)
     projection.take()
     projection.add(Started(3000.0, 1, "fake", 2, 9, "{}", BASE_DIGEST, {}, "h"))
-    cells = projection.take().cells
-    assert "planned" in cells["evaluations"]["status"].values()
+    changes = projection.take()
+    assert changed(changes, "evaluations", "status") == {0: "planned"}
     last_word = records[lease].time
-    assert list(cells["workers"]["time_left"].values()) == [last_word, last_word]
+    assert changed(changes, "workers", "time_left") == {0: last_word, 1: last_word}
     projection.add(Joined(3001.0, "w0", "seat0", "node", 10, {}))
     changes = projection.take()
     assert changes.num_rows["workers"] == 2  # the same incarnation, the same row
-    assert pd.isna(changes.cells["workers"]["time_left"][0])
+    assert pd.isna(changed(changes, "workers", "time_left")[0])
+
+
+def changed(changes: Changes, table: str, name: str) -> dict[int, Any]:
+    """The cells of one column in the rows that have changed."""
+    rows, cells = changes.columns(table)
+    place = [column.name for column in TABLES[table]].index(name)
+    return dict(zip(rows, cells[place], strict=True))
 
 
 def test_a_flush_costs_what_has_changed_and_not_what_there_is() -> None:
@@ -161,6 +170,18 @@ def test_a_flush_costs_what_has_changed_and_not_what_there_is() -> None:
     projection.take()
     projection.add(Noted(1.0, "info", "x"))
     assert projection.num_cells == 4
+
+
+def test_a_text_that_no_longer_holds_is_emptied_in_the_file(tmp_path: Path) -> None:
+    writer = Hdf5Writer(RunPaths(tmp_path))
+    left = Left(2.0, "w0", "a node failed")
+    for record in (started(1, 0), Joined(1.0, "w0", "seat0", "node", 10, {}), left, Joined(3.0, "w0", "", "", 10, {})):
+        writer.add(record)
+        writer.flush(7)
+        shutil.copy(RunPaths(tmp_path).hdf5, tmp_path / "alone.h5")
+        if record is left:
+            assert list(hpc_es.store.read(tmp_path / "alone.h5").workers["left"]) == ["a node failed"]
+    assert list(hpc_es.store.read(tmp_path / "alone.h5").workers["left"]) == [""]
 
 
 # --- one truth --------------------------------------------------------------------------------------------------

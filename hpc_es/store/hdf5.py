@@ -12,7 +12,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ _SPILL_CELLS = 500_000
 _CHUNK_ROWS = 1024
 _GAP_ROWS = 256
 """Changed rows that are closer than this are written in one piece."""
+
+Array = np.ndarray[Any, Any]
 
 _FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError)
 """What h5py raises for full disks and damaged files, depending on where it notices."""
@@ -187,15 +189,20 @@ class Hdf5Writer:
 
     def _apply(self, file: h5py.File, changes: Changes) -> None:
         for table, columns in TABLES.items():
-            num_rows, cells = changes.num_rows[table], changes.cells[table]
-            grown = num_rows > self._rows_written[table]
+            num_rows, num_before = changes.num_rows[table], self._rows_written[table]
+            rows, cells = changes.columns(table)
             group = file[table]
-            for column in columns:
-                if grown or column.name in cells:
-                    dataset = group[column.name]
-                    if grown:
-                        dataset.resize((num_rows,))
-                    _write_cells(dataset, column, cells.get(column.name, {}))
+            for column, values in zip(columns, cells, strict=False):  # no cells: no row has changed
+                dataset = group[column.name]
+                if num_rows > num_before:
+                    dataset.resize((num_rows,))
+                where = rows
+                if column.dtype == "str":  # see rows.py; a new row holds the empty text already
+                    touched = changes.texts[table, column.name]
+                    chosen = [i for i, row in enumerate(rows) if row in touched or (row >= num_before and values[i])]
+                    where, values = [rows[i] for i in chosen], [values[i] for i in chosen]
+                if where:
+                    _write_cells(dataset, column, where, values)
             self._rows_written[table] = num_rows
 
     def _fail(self, error: Exception) -> StoreError:
@@ -293,23 +300,23 @@ def _fill(column: Column) -> Any:
     return None if column.dtype in ("str", "choice") else column.fill
 
 
-def _write_cells(dataset: h5py.Dataset, column: Column, cells: dict[int, Any]) -> None:
-    encode: Callable[[Any], Any] = column.choices.index if column.choices else lambda value: value
-    for rows in _spans(sorted(cells)):
-        start, stop = rows[0], rows[-1] + 1
-        if len(rows) == stop - start:
-            values = [encode(cells[row]) for row in rows]
-        else:
-            values = list(dataset[start:stop])
-            for row in rows:
-                values[row - start] = encode(cells[row])
-        dataset[start:stop] = np.array(values, dtype=object if column.dtype == "str" else dataset.dtype)
+def _write_cells(dataset: h5py.Dataset, column: Column, rows: list[int], values: Sequence[Any]) -> None:
+    """`rows` are sorted."""
+    if column.choices:
+        numbers = {word: number for number, word in enumerate(column.choices)}
+        values = [numbers[word] for word in values]
+    new = np.array(values, dtype=object if column.dtype == "str" else dataset.dtype)
+    where = np.array(rows, dtype=int)
+    cuts = np.flatnonzero(np.diff(where) > _GAP_ROWS) + 1
+    for span, cells in zip(np.split(where, cuts), np.split(new, cuts), strict=True):
+        _write_span(dataset, span, cells)
 
 
-def _spans(rows: list[int]) -> Iterator[list[int]]:
-    """Cut sorted rows wherever more than _GAP_ROWS lie between two."""
-    start = 0
-    for end in range(1, len(rows) + 1):
-        if end == len(rows) or rows[end] - rows[end - 1] > _GAP_ROWS:
-            yield rows[start:end]
-            start = end
+def _write_span(dataset: h5py.Dataset, rows: Array, cells: Array) -> None:
+    """In one piece, over what stands in between."""
+    start, stop = rows[0], rows[-1] + 1
+    if len(rows) < stop - start:
+        piece = dataset[start:stop]
+        piece[rows - start] = cells
+        cells = piece
+    dataset[start:stop] = cells

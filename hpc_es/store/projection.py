@@ -1,6 +1,6 @@
 """From journal records to table rows: what changes in run.h5 when a record is added.
 
-A pure fold. It keeps no rows, only where they are and what later records need, so its memory grows by a few hundred
+A pure fold. It keeps the rows that may still change and what later records need, so its memory grows by a few hundred
 bytes per evaluation, and what has to be written is proportional to what has changed since the last `take`.
 """
 
@@ -10,21 +10,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import astuple
+
 from hpc_es.errors import StoreError
 from hpc_es.es.records import Assignment, Commit, EvalId, Result
 from hpc_es.es.staleness import lag
 from hpc_es.store import records as journal
 from hpc_es.store.journal import Warn, read_file
-from hpc_es.store.rows import Changes, Rows
+from hpc_es.store.rows import Changes, Row, Rows
 from hpc_es.store.worker_rows import WorkerRows
 
 RUN = "run"
 """The `source` of everything that the run itself measured."""
 
+_SETTLED = ("accepted", "void", "discarded")
 
-@dataclass
+
+@dataclass(slots=True)
 class _Evaluation:
-    row: int
+    row: Row | None
+    """None for a member that is settled: nothing in it will ever change."""
     kind: str
     status: str = "planned"
     worker: str = ""
@@ -35,7 +40,7 @@ class _Evaluation:
 class _Eval:
     """The batches of one evaluated version: slot -> (reward, success) of its tasks, None until they are in."""
 
-    row: int | None = None
+    row: Row | None = None
     slots: dict[int, list[tuple[float, bool]] | None] = field(default_factory=dict)
 
 
@@ -50,7 +55,7 @@ class Projection:
         self._workers = WorkerRows(self._rows)
         self._evaluations: dict[tuple[str, EvalId], _Evaluation] = {}
         self._evals: dict[tuple[str, int], _Eval] = {}
-        self._updates: dict[int, int] = {}
+        self._updates: dict[int, Row] = {}
         self._leased: set[EvalId] = set()
         self._discarded = 0
         self._time = 0.0
@@ -62,6 +67,7 @@ class Projection:
 
     def take(self) -> Changes:
         """What changed since the last call."""
+        self._workers.write_sums()
         return self._rows.take()
 
     def add(self, record: journal.AnyRecord) -> None:
@@ -124,51 +130,41 @@ class Projection:
 
     def _plan(self, source: str, time: float, assignments: Iterable[Assignment]) -> None:
         for assignment in assignments:
-            evaluation = _Evaluation(self._rows.new("evaluations"), assignment.kind)
-            self._evaluations[source, assignment.eval_id] = evaluation
-            self._rows.set(
+            eval_id, kind = assignment.eval_id, assignment.kind
+            row = self._rows.new(
                 "evaluations",
-                evaluation.row,
-                **_identity(source, assignment.eval_id, assignment.kind),
+                source=source,
+                dispatch_version=eval_id.version,
+                slot=eval_id.slot,
+                replacement=eval_id.replacement,
+                kind=kind,
                 status="planned",
                 sampling_seed=assignment.sampling_seed,
                 num_tasks=len(assignment.tasks),
                 time_planned=time,
+                **_planned(assignment),
             )
-            if assignment.kind == "train":
-                self._rows.set("evaluations", evaluation.row, planned_update=assignment.update)
-            elif assignment.kind == "eval":
-                batches = self._evals.setdefault((source, assignment.version), _Eval())
-                batches.slots[assignment.eval_id.slot] = None
-            if (member := assignment.member) is not None:
-                self._rows.set(
-                    "evaluations",
-                    evaluation.row,
-                    seed=member.seed,
-                    sign=member.sign,
-                    sigma=member.sigma,
-                    subspace=member.subspace,
-                )
+            self._evaluations[source, eval_id] = _Evaluation(row, kind)
+            if kind == "eval":
+                self._evals.setdefault((source, eval_id.version), _Eval()).slots[eval_id.slot] = None
 
     def _lease(self, time: float, eval_id: EvalId, worker: str, attempt: int) -> None:
         evaluation = self._evaluation(RUN, eval_id)
-        self._set_status(evaluation, "leased")
         self._leased.add(eval_id)
         self._set_worker(evaluation, worker)
-        self._rows.set("evaluations", evaluation.row, time_leased=time, attempt=attempt)
+        self._set_status(evaluation, "leased", time_leased=time, attempt=attempt)
 
     def _report(self, source: str, record: journal.Reported) -> None:
         result = record.result
         evaluation = self._evaluation(source, result.eval_id)
-        if evaluation.status in ("accepted", "void", "discarded"):
+        if evaluation.status in _SETTLED:
             return  # nothing that was settled is counted again
         self._leased.discard(result.eval_id)
         self._set_worker(evaluation, record.worker)
-        self._set_status(evaluation, "reported")
         evaluation.seconds = result.seconds_update + result.seconds_perturb + result.seconds_rollout
-        self._rows.set(
-            "evaluations",
-            evaluation.row,
+        self._set_status(
+            evaluation,
+            "reported",
             **_measured(result),
             time_started=record.started,
             time_finished=record.finished,
@@ -186,18 +182,16 @@ class Projection:
             self._write_eval(source, result.eval_id.version, record.time)
 
     def _add_episodes(self, source: str, kind: str, result: Result) -> None:
-        identity = _identity(source, result.eval_id, kind)
+        version, slot, replacement = astuple(result.eval_id)
         for position, episode in enumerate(result.episodes):
-            values = {name: getattr(episode, name) for name in episode.__struct_fields__}
-            self._rows.new("episodes", **identity, position=position, **values)
+            self._rows.add("episodes", source, version, slot, replacement, kind, position, *astuple(episode))
 
     def _void(self, time: float, eval_id: EvalId, reason: str) -> None:
         evaluation = self._evaluation(RUN, eval_id)
         if evaluation.status == "accepted":
             self._count_accepted(evaluation, time, -1)
-        self._set_status(evaluation, "void")
+        self._set_status(evaluation, "void", error=reason)
         self._leased.discard(eval_id)
-        self._rows.set("evaluations", evaluation.row, error=reason)
         if evaluation.kind == "train":
             self._discarded += 1
         elif evaluation.kind == "eval":
@@ -205,9 +199,7 @@ class Projection:
             self._write_eval(RUN, eval_id.version, time)
 
     def _discard(self, eval_id: EvalId, update: int) -> None:
-        evaluation = self._evaluation(RUN, eval_id)
-        self._set_status(evaluation, "discarded")
-        self._rows.set("evaluations", evaluation.row, lag=lag(eval_id.version, update))
+        self._set_status(self._evaluation(RUN, eval_id), "discarded", lag=lag(eval_id.version, update))
         self._discarded += 1
 
     def _write_eval(self, source: str, version: int, time: float) -> None:
@@ -223,7 +215,6 @@ class Projection:
         rewards = [reward for reward, _ in tasks]
         mean, spread = _mean(rewards), _std(rewards, ddof=1)
         self._rows.set(
-            "evals",
             evaluated.row,
             source=source,
             version=version,
@@ -240,11 +231,10 @@ class Projection:
         consumed = commit.version - 1
         for member in commit.members:
             evaluation = self._evaluation(RUN, member.eval_id)
-            self._set_status(evaluation, "accepted")
             self._count_accepted(evaluation, time, +1)
-            self._rows.set(
-                "evaluations",
-                evaluation.row,
+            self._set_status(
+                evaluation,
+                "accepted",
                 consumed_version=consumed,
                 lag=lag(member.eval_id.version, commit.version),
                 utility=member.utility,
@@ -276,9 +266,7 @@ class Projection:
         row = self._updates.get(record.version)
         if row is None:
             raise StoreError(f"the journal has a digest of theta_{record.version}, but no commit that made it")
-        self._rows.set(
-            "updates", row, digest=record.digest, update_norm=record.update_norm, seconds_update=record.seconds
-        )
+        self._rows.set(row, digest=record.digest, update_norm=record.update_norm, seconds_update=record.seconds)
 
     # --- rows ------------------------------------------------------------------------------------------------
 
@@ -288,18 +276,22 @@ class Projection:
         except KeyError:
             raise StoreError(f"the journal speaks of evaluation {eval_id}, which was never planned") from None
 
-    def _set_status(self, evaluation: _Evaluation, status: str) -> None:
+    def _set_status(self, evaluation: _Evaluation, status: str, **values: Any) -> None:
+        """And what else has become known with it."""
+        if evaluation.row is None:
+            raise StoreError(f"the journal says {status} of a member that is {evaluation.status} already")
         evaluation.status = status
-        self._rows.set("evaluations", evaluation.row, status=status)
+        self._rows.set(evaluation.row, status=status, **values)
+        if evaluation.kind == "train" and status in _SETTLED:
+            evaluation.row = None
 
     def _count_accepted(self, evaluation: _Evaluation, time: float, change: int) -> None:
         self._workers.count_accepted(evaluation.worker, time, evaluation.seconds, change)
 
     def _set_worker(self, evaluation: _Evaluation, name: str) -> None:
-        if name == evaluation.worker:
-            return
-        evaluation.worker = name
-        self._rows.set("evaluations", evaluation.row, worker=name, **self._workers.place(name))
+        if name != evaluation.worker and evaluation.row is not None:
+            evaluation.worker = name
+            self._rows.set(evaluation.row, worker=name, **self._workers.place(name))
 
 
 def merge_later(projection: Projection, files: Iterable[Path], warn: Warn) -> Iterator[str]:
@@ -313,17 +305,22 @@ def merge_later(projection: Projection, files: Iterable[Path], warn: Warn) -> It
             yield path.stem
 
 
-def _identity(source: str, eval_id: EvalId, kind: str) -> dict[str, Any]:
+def _planned(assignment: Assignment) -> dict[str, Any]:
+    """What only members have."""
+    member = assignment.member
+    if member is None:
+        return {}
     return {
-        "source": source,
-        "dispatch_version": eval_id.version,
-        "slot": eval_id.slot,
-        "replacement": eval_id.replacement,
-        "kind": kind,
+        "planned_update": assignment.update,
+        "seed": member.seed,
+        "sign": member.sign,
+        "sigma": member.sigma,
+        "subspace": member.subspace,
     }
 
 
 def _measured(result: Result) -> dict[str, Any]:
+    error = {"error": result.error} if result.error else {}
     return {
         "fitness": result.fitness,
         "turns": sum(episode.turns for episode in result.episodes),
@@ -333,7 +330,7 @@ def _measured(result: Result) -> dict[str, Any]:
         "seconds_perturb": result.seconds_perturb,
         "seconds_rollout": result.seconds_rollout,
         "digest": result.digest,
-        "error": result.error or "",
+        **error,
     }
 
 

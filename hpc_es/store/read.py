@@ -281,13 +281,15 @@ def _memory_dtype(column: Column) -> str:
 def _apply(tables: dict[str, Columns], changes: Changes) -> None:
     import numpy as np
 
-    for table, columns in TABLES.items():
-        for column in columns:
-            old = tables[table][column.name]
+    for table, columns in tables.items():
+        for column in TABLES[table]:
+            old = columns[column.name]
             new = np.full(changes.num_rows[table] - len(old), column.fill, old.dtype)
-            values = tables[table][column.name] = np.concatenate([old, new])
-            for row, value in changes.cells[table].get(column.name, {}).items():
-                values[row] = value
+            columns[column.name] = np.concatenate([old, new])
+        rows, cells = changes.columns(table)
+        for column, values in zip(TABLES[table], cells, strict=False):  # no cells: no row has changed
+            known = columns[column.name]
+            known[rows] = np.array(values, known.dtype)
 
 
 # --- to pandas --------------------------------------------------------------------------------------------------

@@ -5,17 +5,19 @@ import math
 from dataclasses import dataclass
 
 from hpc_es.store import records as journal
-from hpc_es.store.rows import Rows
+from hpc_es.store.rows import Row, Rows
 
 
 @dataclass
 class _Worker:
-    row: int
+    row: Row
     host: str
     slurm_job: str
     array_task: str
     since: float | None
     """Start of the present connection; None while there is none."""
+    heard: float
+    """Time of the last word about it."""
     seconds_before: float = 0.0
     seconds_busy: float = 0.0
     seconds_useful: float = 0.0
@@ -30,12 +32,14 @@ class WorkerRows:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._workers: dict[str, _Worker] = {}
+        self._changed: dict[str, _Worker] = {}
+        """Whose sums are to be written."""
 
     def join(self, record: journal.Joined) -> None:
         name, facts = record.worker, record.facts
         if (known := self._workers.get(name)) is not None:
             known.since = record.time
-            self._rows.set("workers", known.row, time_left=math.nan, left="")
+            self._rows.set(known.row, time_left=math.nan, left="")
             return
         job, task = facts.get("slurm_job", ""), facts.get("array_task", "")
         row = self._rows.new(
@@ -49,8 +53,8 @@ class WorkerRows:
             facts=json.dumps(facts, sort_keys=True),
             time_joined=record.time,
         )
-        self._workers[name] = _Worker(row, record.host, job, task, since=record.time)
-        self._write(self._workers[name], record.time)
+        self._workers[name] = _Worker(row, record.host, job, task, since=record.time, heard=record.time)
+        self._change(name, record.time)
 
     def leave(self, name: str, time: float, reason: str) -> None:
         worker = self._workers.get(name)
@@ -58,8 +62,8 @@ class WorkerRows:
             return
         worker.seconds_before += max(time - worker.since, 0.0)
         worker.since = None
-        self._rows.set("workers", worker.row, time_left=time, left=reason)
-        self._write(worker, time)
+        self._rows.set(worker.row, time_left=time, left=reason)
+        self._change(name, time)
 
     def leave_all(self, time: float, reason: str) -> None:
         for name in self._workers:
@@ -77,25 +81,31 @@ class WorkerRows:
             worker.num_results += 1
             worker.num_errors += error
             worker.seconds_busy += seconds
-            self._write(worker, time)
+            self._change(name, time)
 
     def count_accepted(self, name: str, time: float, seconds: float, change: int) -> None:
         """A result of so many seconds was accepted (+1), or is no longer (-1)."""
         if (worker := self._workers.get(name)) is not None:
             worker.num_accepted += change
             worker.seconds_useful += change * seconds
-            self._write(worker, time)
+            self._change(name, time)
 
-    def _write(self, worker: _Worker, time: float) -> None:
-        """Bring the sums up to date, those of a live connection up to `time`."""
-        connected = worker.seconds_before + (max(time - worker.since, 0.0) if worker.since is not None else 0.0)
-        self._rows.set(
-            "workers",
-            worker.row,
-            seconds_connected=connected,
-            seconds_busy=worker.seconds_busy,
-            seconds_useful=worker.seconds_useful,
-            num_results=worker.num_results,
-            num_accepted=worker.num_accepted,
-            num_errors=worker.num_errors,
-        )
+    def write_sums(self) -> None:
+        """Bring the sums in the rows up to date, those of a live connection up to the last word about it."""
+        for worker in self._changed.values():
+            connected = max(worker.heard - worker.since, 0.0) if worker.since is not None else 0.0
+            self._rows.set(
+                worker.row,
+                seconds_connected=worker.seconds_before + connected,
+                seconds_busy=worker.seconds_busy,
+                seconds_useful=worker.seconds_useful,
+                num_results=worker.num_results,
+                num_accepted=worker.num_accepted,
+                num_errors=worker.num_errors,
+            )
+        self._changed.clear()
+
+    def _change(self, name: str, time: float) -> None:
+        """Its sums have changed; they are written once for all changes between two takes."""
+        worker = self._changed[name] = self._workers[name]
+        worker.heard = time
