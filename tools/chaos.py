@@ -52,8 +52,9 @@ MODES = {
 
 @dataclass
 class Play:
-    """One configuration, undisturbed and disturbed."""
+    """One configuration, undisturbed and disturbed. `name`: of its mode, where it was chosen from MODES."""
 
+    name: str
     arguments: argparse.Namespace
     run_class: type[Run]
     faults: dict[str, Fault]
@@ -82,7 +83,7 @@ class Play:
             print(f"WRONG: {problem}")
         verdict = "the same bits as undisturbed" if undisturbed else "every result has one fate"
         print(
-            f"{disturbed.config.staleness.mode}: {disturbed.version()} updates, {self.num_faults} faults, "
+            f"{self.name or disturbed.config.staleness.mode}: {disturbed.version()} updates, {self.num_faults} faults, "
             f"{len(disturbed.paths.segments())} heads, {disturbed.starts} launches; {fates}: "
             + ("NOT AS IT SHOULD BE" if problems else verdict),
             flush=True,
@@ -142,14 +143,14 @@ def main() -> int:
     arguments = arguments_of(parser)
     run_class, faults = _on_slurm() if arguments.slurm else (Run, chaos_local.FAULTS)
     kinds = _chosen(parser, "faults", arguments.faults, list(faults))
-    modes = _chosen(parser, "modes", arguments.modes, list(MODES)) if arguments.modes else [None]
+    modes = _chosen(parser, "modes", arguments.modes, list(MODES)) if arguments.modes else [""]
     out = arguments.out.resolve()  # as it stands in the command lines of jobs
     shutil.rmtree(out, ignore_errors=True)
     all_well = True
     for mode in modes:
         overrides = [*([f"staleness={{{MODES[mode]}}}"] if mode else []), *arguments.overrides]
         rng = random.Random(arguments.seed)
-        all_well &= Play(arguments, run_class, faults, kinds, rng, out / (mode or ""), overrides).run()
+        all_well &= Play(mode, arguments, run_class, faults, kinds, rng, out / mode, overrides).run()
     return 0 if all_well else 1
 
 

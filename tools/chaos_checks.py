@@ -11,7 +11,7 @@ from chaos_local import Run
 
 from hpc_es.analysis.verify import verify
 from hpc_es.es.records import EvalId, Result
-from hpc_es.es.staleness import Schedule, lag
+from hpc_es.es.staleness import Natural, Schedule, lag
 from hpc_es.head.planning import schedule_of
 from hpc_es.store import records as journal
 
@@ -72,6 +72,8 @@ def fates(records: Iterable[journal.AnyRecord], schedule: Schedule) -> tuple[Fat
     found.waiting = len(left_over)
     if not schedule.on_demand:
         problems += [f"the result of {eval_id} was never counted" for eval_id in left_over]
+    if isinstance(schedule, Natural) and schedule.hold and found.discarded:
+        problems.append("results were discarded, although staleness.overdue is hold")
     if max(found.lags, default=0) > schedule.max_lag:
         problems.append(f"lags up to {max(found.lags)} were counted, the bound is {schedule.max_lag}")
     return found, problems

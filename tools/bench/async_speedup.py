@@ -12,7 +12,8 @@ are cut at both ends. busy share: seconds inside evaluations (bringing theta up 
 seconds of all workers. useful share: the same, of evaluations that an update consumed.
 
 The bound on the wall-clock ratio: without a barrier N evaluations take N * mean / G seconds at best, with one they take
-the expected time in which G workers finish N listed durations, each taking the next when it is free.
+the time in which G workers finish N durations, each taking the next when it is free. It is given for the distribution,
+and for the part of the list that the synchronous run consumes in its steady state.
 """
 
 import argparse
@@ -128,12 +129,12 @@ def makespan(durations: Iterable[float], num_workers: int) -> float:
     return max(free)
 
 
-def barrier_factor(config: Config, median: float) -> float:
-    """The bound on the ratio: expected makespan of a cohort over N * mean / G."""
+def bound(config: Config, median: float, seed: int, updates: range) -> float:
+    """On the ratio, for the cohorts that these updates consume of a list: mean makespan over N * mean / G."""
     size, num_workers = config.es.population, config.launch.workers
-    drawn = [[duration(median, SIGMA, -1, size * u + k) for k in range(size)] for u in range(NUM_COHORTS)]
-    ideal = mean(seconds for cohort in drawn for seconds in cohort) * size / num_workers
-    return mean(makespan(cohort, num_workers) for cohort in drawn) / ideal
+    cohorts = [[duration(median, SIGMA, seed, size * (u - 1) + k) for k in range(size)] for u in updates]
+    ideal = mean(seconds for cohort in cohorts for seconds in cohort) * size / num_workers
+    return mean(makespan(cohort, num_workers) for cohort in cohorts) / ideal
 
 
 def run(arguments: argparse.Namespace, name: str, staleness: str) -> tuple[Config, Measured]:
@@ -153,8 +154,9 @@ def run(arguments: argparse.Namespace, name: str, staleness: str) -> tuple[Confi
     return config, measure(list(read_journal(out / name)), config.launch.workers, arguments.updates)
 
 
-def report(name: str, config: Config, measured: Measured, sync: Measured) -> None:
-    size, num_workers = config.es.population, config.launch.workers
+def report(name: str, config: Config, measured: Measured, sync: Measured) -> bool:
+    """Print what was measured; False when natural asynchrony shows more stale members than its closed form allows."""
+    size = config.es.population
     print(
         f"{name:<20}{measured.busy_share:>12.3f}{measured.useful_share:>12.3f}{measured.seconds_per_update:>12.3f}"
         f"{sync.seconds_per_update / measured.seconds_per_update:>12.3f}{measured.num_discarded:>12}"
@@ -164,20 +166,23 @@ def report(name: str, config: Config, measured: Measured, sync: Measured) -> Non
     for what, seconds in measured.gaps.items():
         cuts = [1e3 * cut for cut in quantiles(seconds, n=20)]
         print(f"    {what:<18} mean {1e3 * mean(seconds):7.1f} ms, median {cuts[9]:7.1f}, 95 % {cuts[18]:7.1f}")
-    print(f"    cohorts by stale members: {dict(sorted(Counter(measured.stale).items()))}", end="")
-    if name.startswith("natural"):  # hold lets results pile up, so that a whole cohort may be stale
-        print(
-            f", at most G - 1 = {num_workers - 1}: {'holds' if max(measured.stale) < num_workers else 'DOES NOT HOLD'}",
-            end="",
-        )
-    print(flush=True)
+    stale, most = (
+        f"cohorts by stale members: {dict(sorted(Counter(measured.stale).items()))}",
+        config.launch.workers - 1,
+    )
+    if not name.startswith("natural"):  # hold lets results pile up, so that a whole cohort may be stale
+        print(f"    {stale}", flush=True)
+        return True
+    holds = max(measured.stale) <= most
+    print(f"    {stale}; at most G - 1 = {most}: {'holds' if holds else 'DOES NOT HOLD'}", flush=True)
+    return holds
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--median", type=float, default=0.5, help="of the durations, in seconds")
     parser.add_argument("--updates", type=int, default=28)
-    parser.add_argument("--seed", type=int, default=0, help="of the list of durations")
+    parser.add_argument("--seed", type=int, default=2, help="of the list; with 2 its mean is the distribution's")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/async_speedup"), help="folder of the runs; emptied first"
     )
@@ -187,12 +192,15 @@ def main() -> int:
     columns = ("busy", "useful", "s / update", "ratio", "discarded", "stale mean", "stale max")
     print(f"{'':<20}" + "".join(f"{column:>12}" for column in columns))
     sync: Measured | None = None
+    all_hold = True
     for name, staleness in RUNS.items():
         config, measured = run(arguments, name.replace(", ", "-").replace(" ", "-"), staleness)
         sync = sync or measured
-        report(name, config, measured, sync)
-    print(f"the barrier's bound on the ratio: {barrier_factor(config, arguments.median):.3f}")
-    return 0
+        all_hold &= report(name, config, measured, sync)
+    listed = bound(config, arguments.median, arguments.seed, range(3, arguments.updates - 1))
+    drawn = bound(config, arguments.median, -1, range(1, NUM_COHORTS + 1))
+    print(f"bound on the ratio: {listed:.3f} for these durations, {drawn:.3f} for their distribution")
+    return 0 if all_hold else 1
 
 
 if __name__ == "__main__":

@@ -8,13 +8,16 @@ import os
 import random
 import time
 from pathlib import Path
+from typing import Literal
 
 from hpc_es.envs.base import StepResult
 from hpc_es.envs.lab import Lab
 
 
 class Listed(Lab):
-    def __init__(self, *, counter: str, median: float, sigma: float, durations: int, split: str = "train") -> None:
+    def __init__(
+        self, *, counter: str, median: float, sigma: float, durations: int, split: Literal["train", "eval"] = "train"
+    ) -> None:
         """counter: a file that all workers share; it grows by a byte per episode. durations: the seed of the list."""
         super().__init__(split=split)
         self.instant = False
