@@ -230,6 +230,16 @@ def test_the_made_up_catalogue_drops_what_the_original_drops() -> None:
     assert [product.asin for product in products.read(products.find(catalogue.made_up()))] == asins[:60]
 
 
+def test_half_an_emoji_does_not_stop_a_catalogue(tmp_path: Path) -> None:
+    items = json.loads((catalogue.made_up() / "items_shuffle_1000.json").read_text())[:2]
+    items[0]["name"] = "Lamp \ud83d"
+    (tmp_path / "items_shuffle.json").write_text(json.dumps(items))
+    (tmp_path / "items_ins_v2.json").write_text("{}")
+    cut = Catalogue(tmp_path)
+    assert cut.product(items[0]["asin"]).title == "Lamp ?"
+    assert cut.search("\ud83d") == []
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

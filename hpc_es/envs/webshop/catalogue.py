@@ -53,6 +53,8 @@ class Catalogue:
         self._indexing = threading.Lock()
         self._index: tuple[Ranking, Postings] | None = None
         self._ranked = lru_cache(_NUM_CACHED_SEARCHES)(self._rank)
+        if self._folder is not None:  # it takes minutes the first time: not in the middle of an episode
+            self._indexed()
 
     def __len__(self) -> int:
         """Number of products."""
@@ -118,7 +120,7 @@ class Catalogue:
         return [] if where is None else postings.docs[where].tolist()
 
     def _indexed(self) -> tuple[Ranking, Postings]:
-        """The index, made at the first search: goals and prices do not need it."""
+        """The index; of a small catalogue made at the first search, since goals and prices do not need it."""
         with self._indexing:
             if self._index is None:
                 arrays = kept(self._folder, "index", lambda: _index(self._shelf))

@@ -35,7 +35,7 @@ class Postings:
 
     def find(self, term: str) -> slice | None:
         """Where the postings of a term lie."""
-        wanted = term.encode()
+        wanted = term.encode(errors="surrogatepass")
         number = bisect_left(range(len(self.ends)), wanted, key=self._term)
         if number == len(self.ends) or self._term(number) != wanted:
             return None

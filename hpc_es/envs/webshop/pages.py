@@ -9,7 +9,7 @@ WebShop's templates and `envs/web_agent_text_env.py` (Yao et al., 2022).
 import json
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -57,9 +57,10 @@ class Session:
     query: str = ""
     page: int = 0
     product: Product | None = None
-    sub_page: str = ""
     options: dict[str, str] = field(default_factory=dict)
     """Chosen values by option name."""
+    hits: Sequence[int] = ()
+    """Numbers of the products that the query found."""
     text: str = ""
     """The observation."""
     clickables: list[str] = field(default_factory=list)
@@ -132,17 +133,17 @@ class Session:
 
     def _show_results(self, query: str, page: int) -> None:
         self.place, self.query, self.page, self.product, self.options = "results", query, page, None, {}
-        self._hits = self.catalogue.hits(query, self.rng)
+        self.hits = self.catalogue.hits(query, self.rng)
         buttons = ["< Prev", "Next >"] if page > 1 else ["Next >"]
         products = self._listed()
-        shown = [f"Page {page} (Total results: {len(self._hits)})", *buttons]
+        shown = [f"Page {page} (Total results: {len(self.hits)})", *buttons]
         for product in products:
             shown += [*_node(product.asin), *_node(product.title), *_node(product.price_tag)]
         names = ["back to search", *(button.lower() for button in buttons)]
         self._show_framed(shown, names + [product.asin.lower() for product in products])
 
     def _listed(self) -> list[Product]:
-        return [self.catalogue.at(number) for number in self._hits[(self.page - 1) * PAGE_SIZE : self.page * PAGE_SIZE]]
+        return [self.catalogue.at(number) for number in self.hits[(self.page - 1) * PAGE_SIZE : self.page * PAGE_SIZE]]
 
     def _show_item(self) -> None:
         assert self.product is not None
@@ -158,7 +159,7 @@ class Session:
 
     def _show_sub_page(self, name: str) -> None:
         assert self.product is not None
-        self.place, self.sub_page = "sub page", name
+        self.place = "sub page"
         shown = ["< Prev", *(text for node in _sub_page_nodes(self.product, name) for text in _node(node))]
         self._show_framed(shown, ["back to search", "< prev"])
 

@@ -22,6 +22,8 @@ from hpc_es.errors import ConfigError
 
 _CHUNK = 1 << 22
 """Characters read at a time."""
+_MAX_ITEM = 1 << 26
+"""What is longer is no product but damage."""
 MAX_ASIN = 10
 _UNREADABLE = (OSError, EOFError, ValueError, zlib.error)
 
@@ -134,7 +136,7 @@ def _items(path: Path) -> Iterator[dict[str, Any]]:
                 try:
                     item, at = decoder.raw_decode(text, at)
                 except ValueError:
-                    more = file.read(_CHUNK)
+                    more = file.read(_CHUNK) if len(text) - at < _MAX_ITEM else ""
                     if not more:
                         if text[at:].strip("] \t\r\n"):
                             raise

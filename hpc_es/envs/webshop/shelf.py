@@ -5,6 +5,7 @@ Invariant: what is on disk is complete (it is renamed into place) and belongs to
 """
 
 import fcntl
+import json
 import os
 import shutil
 import tempfile
@@ -112,14 +113,13 @@ def build(found: Iterable[Product]) -> Arrays:
     A draw is one price limit that a goal, or all goals of one product, gets: `<kind>_draws` has the product's number,
     `<kind>_goals` how many goals share it.
     """
-    encoder = msgspec.msgpack.Encoder()
     records, ends, asins = bytearray(), [], []
     low, high = [], []
     draws: dict[str, list[int]] = {"synthetic": [], "human": []}
     goals: dict[str, list[int]] = {"synthetic": [], "human": []}
     attributes: Counter[str] = Counter()
     for number, product in enumerate(found):
-        records += encoder.encode(product)
+        records += _encoded(product)
         ends.append(len(records))
         asins.append(product.asin)
         low.append(product.prices[0])
@@ -140,9 +140,17 @@ def build(found: Iterable[Product]) -> Arrays:
         "by_asin": np.argsort(np.array(asins, f"U{MAX_ASIN}"), kind="stable").astype(np.int32),
         "low": np.array(low, np.float64),
         "high": np.array(high, np.float64),
-        "attribute_counts": np.frombuffer(encoder.encode(dict(attributes)), np.uint8),
+        "attribute_counts": np.frombuffer(msgspec.msgpack.encode(dict(attributes)), np.uint8),
     }
     for kind in draws:
         arrays[f"{kind}_draws"] = np.array(draws[kind], np.int32)
         arrays[f"{kind}_goals"] = np.array(goals[kind], np.int32)
     return arrays
+
+
+def _encoded(product: Product) -> bytes:
+    try:
+        return msgspec.msgpack.encode(product)
+    except UnicodeEncodeError:  # half an emoji, where a text was cut off: it becomes a question mark
+        whole = json.dumps(msgspec.to_builtins(product), ensure_ascii=False).encode(errors="replace")
+        return msgspec.msgpack.encode(msgspec.json.decode(whole, type=Product))
