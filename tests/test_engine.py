@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -297,11 +298,83 @@ def test_choices_limit_the_answer_to_the_likeliest_of_them(bench: Bench) -> None
 
 
 @in_every_engine
-@pytest.mark.parametrize(("choices", "message"), [(["12"], "one token"), (["1", "1"], "same token"), ([], "empty")])
-def test_choices_that_are_not_one_token_each_are_refused(bench: Bench, choices: list[str], message: str) -> None:
+@pytest.mark.parametrize(("choices", "message"), [([""], "no tokens"), (["1", "1"], "same tokens"), ([], "empty")])
+def test_choices_that_cannot_be_told_apart_are_refused(bench: Bench, choices: list[str], message: str) -> None:
     bench.run(bench.engine.perturb(None))
     with pytest.raises(EnvError, match=message):
         bench.generate(choices=choices)
+
+
+def log_probabilities(bench: Bench, answers: list[tuple[int, ...]]) -> list[list[float]]:
+    """As the engine computes them to rank choices."""
+    if bench.kind == "vllm":
+        return bench.run(bench.engine._log_probabilities(PROMPT, answers))
+    if bench.kind == "lab":
+        return [bench.engine._live.log_probabilities_of(PROMPT, answer) for answer in answers]
+    return bench.engine._live.log_probabilities_of(PROMPT, answers, threading.Event())
+
+
+@in_every_engine
+@pytest.mark.parametrize("member", [None, MEMBER])
+def test_the_tokens_of_a_choice_have_the_probabilities_that_they_have_one_by_one(
+    bench: Bench, reference: Bench, member: Member | None
+) -> None:
+    """Also when the prefix cache holds the choices already: the long one goes beyond the prompt's last block."""
+    texts = ["1", "go north", "go", "open the chest", "x" * 20, *(f"take {number}" for number in range(20))]
+    answers = [tuple(bench.engine.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+    assert len(PROMPT) // BLOCK_SIZE < (len(PROMPT) + len(answers[4])) // BLOCK_SIZE
+    bench.run(bench.engine.perturb(member))
+    reference.run(reference.engine.perturb(member))
+    found = log_probabilities(bench, answers)
+    for answer, scores in list(zip(answers, found, strict=True))[:5]:
+        one_by_one = [
+            reference.run(reference.engine.logits([*PROMPT, *answer[:at]]))[token] for at, token in enumerate(answer)
+        ]
+        np.testing.assert_allclose(scores, one_by_one, rtol=1e-4)
+    for flat, again in zip(found, log_probabilities(bench, answers), strict=True):
+        np.testing.assert_allclose(flat, again, rtol=1e-4)
+
+
+@in_every_engine
+@pytest.mark.parametrize("how", ["mean", "sum"])
+def test_choices_of_any_length_are_ranked_by_their_score_and_alike_in_every_engine(
+    bench: Bench, reference: Bench, how: Any
+) -> None:
+    sampling, winners = SamplingConfig(choice_score=how), set()
+    for seed in range(6):
+        member = Member(seed=seed, sign=1, sigma=0.05)
+        choices = [f"{word} {seed}" for word in ("go", "take the lamp", "open")] + ["y", "wait"]
+        for each in (bench, reference):
+            each.run(each.engine.perturb(member))
+        answers = [tuple(bench.engine.tokenizer.encode(choice, add_special_tokens=False)) for choice in choices]
+        scores = [sum(each) / (len(each) if how == "mean" else 1) for each in log_probabilities(bench, answers)]
+        answer = bench.generate(sampling, choices=choices)
+        assert answer.text == choices[int(np.argmax(scores))]
+        assert (answer.tokens_in, answer.tokens_out) == (len(PROMPT), len(answers[choices.index(answer.text)]))
+        assert reference.generate(sampling, choices=choices) == answer
+        winners.add(answer.text[:4])
+    assert winners == {"y"} if how == "sum" else len(winners) > 1
+
+
+@in_every_engine
+def test_a_temperature_draws_among_choices_by_their_score(bench: Bench) -> None:
+    bench.run(bench.engine.perturb(None))
+    hot, choices = SamplingConfig(temperature=1.0), ["ab", "cd", "ef"]
+    drawn = [bench.generate(hot, seed=seed, choices=choices).text for seed in range(40)]
+    assert drawn == [bench.generate(hot, seed=seed, choices=choices).text for seed in range(40)]
+    assert set(drawn) == set(choices)
+    assert {
+        bench.generate(SamplingConfig(top_k=1, temperature=1.0), seed=s, choices=choices).text for s in range(9)
+    } == {bench.generate(choices=choices).text}
+
+
+@in_every_engine
+def test_choices_that_do_not_fit_behind_the_prompt_are_refused(bench: Bench) -> None:
+    bench.run(bench.engine.perturb(None))
+    long = (PROMPT * 3)[: MAX_MODEL_LEN - 4]
+    assert bench.run(bench.engine.generate(long, GREEDY, seed=1, choices=["ab", "c"])).text in ("ab", "c")
+    with pytest.raises(EngineError, match="a choice of 4 tokens does not fit"):
+        bench.run(bench.engine.generate(long, GREEDY, seed=1, choices=["abcd", "c"]))
 
 
 @pytest.mark.parametrize("kind", EVERY)

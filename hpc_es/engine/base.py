@@ -87,10 +87,10 @@ class Engine(ABC):
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
     ) -> Completion:
-        """Continue a prompt of token ids; with `choices`, answer with one of them.
+        """Continue a prompt of token ids; with `choices`, answer with one of them, ranked by sampling.choice_score.
 
         Errors: EngineError when the prompt leaves no room for an answer within max_model_len; EnvError for choices
-        that are not one token each.
+        without tokens, or with the same ones.
         """
 
     @abstractmethod

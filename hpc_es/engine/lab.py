@@ -19,7 +19,7 @@ from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.base import Completion, Engine, EngineInfo
 from hpc_es.engine.gate import Gate, to_the_end
 from hpc_es.engine.probe import prove_noise_reaches
-from hpc_es.engine.requests import answer_room, choice_tokens
+from hpc_es.engine.requests import answer_room, choice_tokens, chosen, draw, single_tokens
 from hpc_es.errors import EngineError, ModelError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
@@ -121,10 +121,13 @@ class LabEngine(Engine):
         generator = random.Random(seed)
         with self._gate.request():
             if choices is not None:
-                allowed = choice_tokens(self.tokenizer, choices)
-                ids = sorted(allowed)
-                chosen = ids[draw(self._live.logits(prompt)[ids], sampling, generator)]
-                return Completion(allowed[chosen], len(prompt), 1, truncated=False)
+                offered = choice_tokens(self.tokenizer, choices, prompt, self._engine.max_model_len)
+                if allowed := single_tokens(offered):
+                    ids = sorted(allowed)
+                    token = ids[draw(self._live.logits(prompt)[ids], sampling, generator)]
+                    return Completion(allowed[token], len(prompt), 1, truncated=False)
+                ranked = [self._live.log_probabilities_of(prompt, ids) for ids in offered]
+                return chosen(offered, ranked, len(prompt), sampling, seed)
             return await self._answer(list(prompt), room, sampling, generator)
 
     async def _answer(
@@ -148,8 +151,7 @@ class LabEngine(Engine):
     async def logits(self, prompt: Sequence[int]) -> list[float]:
         answer_room(prompt, 1, self._engine.max_model_len)
         with self._gate.request():
-            logits = self._live.logits(prompt).astype(np.float64)
-        return cast(list[float], (logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())).tolist())
+            return cast(list[float], _log_softmax(self._live.logits(prompt)).tolist())
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.shutdown)
@@ -199,18 +201,15 @@ class _Live:
         read = np.einsum("vh,h->v", self.parameters[lab_model.READOUT], hidden)
         return cast(Array, read + self.parameters[lab_model.READOUT_BIAS])
 
+    def log_probabilities_of(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
+        """Of each token of an answer, given the prompt and the tokens before it."""
+        tokens = [*prompt, *answer]
+        return [float(_log_softmax(self.logits(tokens[:at]))[tokens[at]]) for at in range(len(prompt), len(tokens))]
 
-def draw(logits: Array, sampling: SamplingConfig, generator: random.Random) -> int:
-    """A position in `logits`, in vLLM's order: greedy or temperature, top-k, top-p."""
-    if sampling.temperature == 0:
-        return int(logits.argmax())
-    order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
-    scaled = logits[order].astype(np.float64) / sampling.temperature
-    ends = np.exp(scaled - scaled[0]).cumsum()
-    ends /= ends[-1]
-    ends = ends[: int(np.searchsorted(ends, sampling.top_p)) + 1]  # the first so many that together reach top_p
-    at = int(np.searchsorted(ends, generator.random() * ends[-1], side="right"))
-    return int(order[min(at, ends.size - 1)])
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits.astype(np.float64) - logits.max()
+    return cast(Array, shifted - np.log(np.exp(shifted).sum()))
 
 
 def _until_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:

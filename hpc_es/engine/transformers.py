@@ -6,6 +6,7 @@ before or beside it. Everything that touches the model runs in one thread of its
 """
 
 import asyncio
+import copy
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from hpc_es.engine.base import Completion, Engine, EngineInfo
 from hpc_es.engine.fingerprints import differing, fingerprints, poison
 from hpc_es.engine.gate import Gate, to_the_end
 from hpc_es.engine.probe import prove_noise_reaches
-from hpc_es.engine.requests import answer_room, choice_tokens, end_tokens
+from hpc_es.engine.requests import answer_room, choice_tokens, chosen, end_tokens, single_tokens
 from hpc_es.errors import EngineError, ModelError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
@@ -31,6 +32,9 @@ from hpc_es.noise import threads as kernel_threads
 from hpc_es.params.arena import Arena
 
 T = TypeVar("T")
+
+ANSWERS_AT_ONCE = 16
+"""Choices in one batch: each has its own copy of the prompt's keys and values."""
 
 
 class TransformersEngine(Engine):
@@ -109,7 +113,13 @@ class TransformersEngine(Engine):
         self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
     ) -> Completion:
         room = answer_room(prompt, sampling.max_tokens, self._engine.max_model_len)
-        allowed = choice_tokens(self.tokenizer, choices) if choices is not None else None
+        allowed = None
+        if choices is not None:
+            offered = choice_tokens(self.tokenizer, choices, prompt, self._engine.max_model_len)
+            allowed = single_tokens(offered)
+            if not allowed:
+                ranked = await self._request(self._live.log_probabilities_of, list(prompt), list(offered))
+                return chosen(offered, ranked, len(prompt), sampling, seed)
         draw = Draw(sampling, seed, 1 if allowed else room, sorted(allowed) if allowed else None)
         tokens = await self._request(self._live.answer, list(prompt), draw)
         if allowed:
@@ -216,6 +226,29 @@ class _Live:
             if fresh[0] in self.ends or (draw.sampling.stop and self.text(answer, draw.sampling.stop)[1]):
                 break
         return answer
+
+    @torch.inference_mode()
+    def log_probabilities_of(self, prompt: list[int], answers: list[tuple[int, ...]], stop: Event) -> list[list[float]]:
+        """Of each token of each answer. The prompt is computed once; answers follow it as rows of a batch."""
+        cache = DynamicCache(config=self.model.config)
+        first = self._next(prompt, cache).log_softmax(-1)
+        found = [[float(first[answer[0]])] for answer in answers]
+        for start in range(0, len(answers), ANSWERS_AT_ONCE):
+            if stop.is_set():
+                break
+            batch = answers[start : start + ANSWERS_AT_ONCE]
+            width = max(map(len, batch)) - 1
+            if not width:
+                continue
+            # Padding stands behind the tokens that are scored, which therefore do not see it.
+            rows = torch.tensor([[*answer[:-1], *[0] * (width + 1 - len(answer))] for answer in batch])
+            shared = copy.deepcopy(cache)
+            shared.batch_repeat_interleave(len(batch))
+            logits = self.model(rows.to(self.model.device), past_key_values=shared, use_cache=True).logits
+            scores = logits.float().log_softmax(-1).cpu()
+            for row, answer in enumerate(batch):
+                found[start + row] += [float(scores[row, at, token]) for at, token in enumerate(answer[1:])]
+        return found
 
     def text(self, tokens: Sequence[int], stop: Sequence[str]) -> tuple[str, bool]:
         """The answer up to its first stop string, and whether there was one."""

@@ -35,7 +35,7 @@ from hpc_es.engine.base import Completion, Engine, EngineInfo
 from hpc_es.engine.gate import Gate, to_the_end
 from hpc_es.engine.lifetime import Tie, is_running, process_start
 from hpc_es.engine.probe import prove_noise_reaches
-from hpc_es.engine.requests import answer_room, choice_tokens
+from hpc_es.engine.requests import answer_room, choice_tokens, chosen, single_tokens
 from hpc_es.errors import ConfigError, EngineError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
@@ -167,7 +167,13 @@ class VllmEngine(Engine):
         self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
     ) -> Completion:
         room = answer_room(prompt, sampling.max_tokens, self._engine.max_model_len)
-        allowed = choice_tokens(self.tokenizer, choices) if choices is not None else None
+        allowed = None
+        if choices is not None:
+            offered = choice_tokens(self.tokenizer, choices, prompt, self._engine.max_model_len)
+            allowed = single_tokens(offered)
+            if not allowed:
+                ranked = await self._log_probabilities(prompt, list(offered))
+                return chosen(offered, ranked, len(prompt), sampling, seed)
         params = _sampling_params(sampling, seed, 1 if allowed else room, list(allowed) if allowed else None)
         output = await self._request(prompt, params)
         answer = output.outputs[0]
@@ -175,6 +181,28 @@ class VllmEngine(Engine):
         if allowed:
             return Completion(allowed[answer.token_ids[0]], len(prompt), num_tokens, truncated=False)
         return Completion(answer.text, len(prompt), num_tokens, truncated=answer.finish_reason == "length")
+
+    async def _log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Of each token of each answer. The first one leaves the prompt in the prefix cache for the others."""
+        first = await self._log_probabilities_of(prompt, answers[0])
+        others = await asyncio.gather(*(self._log_probabilities_of(prompt, answer) for answer in answers[1:]))
+        return [first, *others]
+
+    async def _log_probabilities_of(self, prompt: Sequence[int], answer: tuple[int, ...]) -> list[float]:
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=1,
+            prompt_logprobs=0,
+            skip_reading_prefix_cache=False,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        output = await self._request([*prompt, *answer], params)
+        if (output.num_cached_tokens or 0) >= len(prompt):  # what is not computed has no log-probabilities but garbage
+            params.skip_reading_prefix_cache = True
+            output = await self._request([*prompt, *answer], params)
+        rows = output.prompt_logprobs[-len(answer) :]
+        return [row[token].logprob for row, token in zip(rows, answer, strict=True)]
 
     async def logits(self, prompt: Sequence[int]) -> list[float]:
         answer_room(prompt, 1, self._engine.max_model_len)
