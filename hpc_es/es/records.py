@@ -1,7 +1,8 @@
 """The plain data of evolution strategies: what is dispatched, what comes back, what an update is.
 
 These structs travel on the wire and stand in the journal, so they hold no behaviour. Encoded by msgspec as
-msgpack; fields are only ever added at the end, with a default. Words as in the design's table.
+msgpack; fields are only ever added at the end, with a default. Words as in the design's table. None of them can be part
+of a reference cycle, so the garbage collector need not look at them (gc=False).
 """
 
 from typing import Literal
@@ -15,7 +16,7 @@ CENTRE_SLOT = -(2**31)
 """Slot of the unperturbed centre on the training batch of its version."""
 
 
-class EvalId(Struct, frozen=True, array_like=True, order=True):
+class EvalId(Struct, frozen=True, gc=False, array_like=True, order=True):
     """Names one evaluation for good: the version at dispatch, the slot in the plan, the replacement count.
 
     Slots from 0 are members; evaluation batches of the unperturbed centre are -1, -2, ..., CENTRE_SLOT is the
@@ -30,7 +31,7 @@ class EvalId(Struct, frozen=True, array_like=True, order=True):
         return f"{self.version}.{self.slot}" + (f"r{self.replacement}" if self.replacement else "")
 
 
-class Member(Struct, frozen=True):
+class Member(Struct, frozen=True, gc=False):
     """One perturbation around a policy version: w = cast(theta + sigma * sign * eps(seed)) (design, section 4)."""
 
     seed: int
@@ -45,7 +46,7 @@ class Member(Struct, frozen=True):
     """64-bit seed of the partition into subspaces; unused when num_subspaces is 1."""
 
 
-class Assignment(Struct, frozen=True):
+class Assignment(Struct, frozen=True, gc=False):
     """One evaluation to be made: a member (None: the unperturbed centre) on one task batch."""
 
     eval_id: EvalId
@@ -63,7 +64,7 @@ class Assignment(Struct, frozen=True):
         return self.eval_id.version
 
 
-class Episode(Struct, frozen=True):
+class Episode(Struct, frozen=True, gc=False):
     """One task played to its end under one member."""
 
     task: int
@@ -80,7 +81,7 @@ class Episode(Struct, frozen=True):
     retries: int = 0
 
 
-class Result(Struct, frozen=True):
+class Result(Struct, frozen=True, gc=False):
     """What came of an assignment. Either `error` is None and `fitness` is finite, or the evaluation is void."""
 
     eval_id: EvalId
@@ -96,7 +97,7 @@ class Result(Struct, frozen=True):
     error: str | None = None
 
 
-class UpdateMember(Struct, frozen=True, array_like=True):
+class UpdateMember(Struct, frozen=True, gc=False, array_like=True):
     """One accepted evaluation inside a commit."""
 
     eval_id: EvalId
@@ -112,7 +113,7 @@ class UpdateMember(Struct, frozen=True, array_like=True):
     """Of the partition that its subspace belongs to; unused when the commit has one subspace."""
 
 
-class OptimiserStep(Struct, frozen=True, array_like=True):
+class OptimiserStep(Struct, frozen=True, gc=False, array_like=True):
     """Scalars of one step on the ES gradient g, as fp32 values exact in float64 (see es/optimiser.py)."""
 
     kind: Literal["momentum", "adam"]
@@ -127,7 +128,7 @@ class OptimiserStep(Struct, frozen=True, array_like=True):
     epsilon: float = 0.0
 
 
-class Commit(Struct, frozen=True):
+class Commit(Struct, frozen=True, gc=False):
     """Update `version` turns theta_{version-1} into theta_version. These records are the model.
 
     Members are sorted by (dispatch version, slot). A null commit leaves theta and the optimiser's state untouched.

@@ -1,19 +1,17 @@
 """What the core hears: messages of workers, finished work beside the loop, signals and the clock."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from hpc_es.transport.messages import AnyMessage
 
 
-@dataclass(frozen=True)
-class Received:
+class Received(Struct, frozen=True, gc=False):
     """A message of a worker."""
 
     message: AnyMessage
 
 
-@dataclass(frozen=True)
-class Updated:
+class Updated(Struct, frozen=True, gc=False):
     """The head's arena is at `version`."""
 
     version: int
@@ -22,29 +20,24 @@ class Updated:
     seconds: float
 
 
-@dataclass(frozen=True)
-class CheckpointSaved:
+class CheckpointSaved(Struct, frozen=True, gc=False):
     version: int
 
 
-@dataclass(frozen=True)
-class GroupUp:
+class GroupUp(Struct, frozen=True, gc=False):
     epoch: int
 
 
-@dataclass(frozen=True)
-class GroupFailed:
+class GroupFailed(Struct, frozen=True, gc=False):
     epoch: int
     detail: str
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(Struct, frozen=True, gc=False):
     """Time has passed."""
 
 
-@dataclass(frozen=True)
-class StopAsked:
+class StopAsked(Struct, frozen=True, gc=False):
     reason: str
     comes_back: bool = False
     """A head of this run will start again elsewhere: the workers are not sent home."""

@@ -4,7 +4,7 @@ The loop performs the instructions of a batch in this order: every Append, one f
 nothing leaves the head before it is durable.
 """
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from hpc_es.es.records import Commit
 from hpc_es.store.records import AnyRecord
@@ -12,37 +12,32 @@ from hpc_es.transport.collective import Backend
 from hpc_es.transport.messages import AnyMessage
 
 
-@dataclass(frozen=True)
-class Append:
+class Append(Struct, frozen=True, gc=False):
     """To the journal."""
 
     record: AnyRecord
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(Struct, frozen=True, gc=False):
     """On the control plane."""
 
     worker: str
     message: AnyMessage
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(Struct, frozen=True, gc=False):
     """Apply a commit to the arena; answered by Updated."""
 
     commit: Commit
 
 
-@dataclass(frozen=True)
-class SaveCheckpoint:
+class SaveCheckpoint(Struct, frozen=True, gc=False):
     """Of the arena, which stands at `version`; answered by CheckpointSaved."""
 
     version: int
 
 
-@dataclass(frozen=True)
-class OpenGroup:
+class OpenGroup(Struct, frozen=True, gc=False):
     """Open the process group of a new epoch and call its members; answered by GroupUp or GroupFailed."""
 
     epoch: int
@@ -50,16 +45,14 @@ class OpenGroup:
     backend: Backend
 
 
-@dataclass(frozen=True)
-class Broadcast:
+class Broadcast(Struct, frozen=True, gc=False):
     """Send a commit record through the collective plane; a failure is answered by GroupFailed."""
 
     epoch: int
     data: bytes
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(Struct, frozen=True, gc=False):
     reason: str
     finished: bool
     failed: bool

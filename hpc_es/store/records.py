@@ -11,7 +11,7 @@ from hpc_es.es.records import Assignment, Commit, EvalId, Result
 SCHEMA_VERSION = 1
 
 
-class Record(Struct, frozen=True, tag=True):
+class Record(Struct, frozen=True, tag=True, gc=False):
     """Base of all journal records; `time` is when the head wrote it."""
 
     time: float

@@ -17,7 +17,7 @@ from hpc_es.es.records import Assignment, Commit, EvalId, Result
 PROTOCOL = 2
 
 
-class Message(Struct, frozen=True, tag=True):
+class Message(Struct, frozen=True, tag=True, gc=False):
     """Base of all messages."""
 
 
@@ -248,7 +248,7 @@ AnyMessage = (
 )
 
 
-class Envelope(Struct, frozen=True, array_like=True):
+class Envelope(Struct, frozen=True, array_like=True, gc=False):
     generation: int
     """The sender's view of the head's generation; 0 from someone who has not seen one."""
     message: AnyMessage
