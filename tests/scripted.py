@@ -117,6 +117,17 @@ class TooLong(Steps):
         return StepResult(self._ask(), 0.25, False, False)
 
 
+class LongChoices(Steps):
+    """Choices that do not fit behind the prompt from the second turn on."""
+
+    def _ask(self) -> Observation:
+        return Observation((Message("user", "x" * (10 if self.turn == 0 else 480)),), choices=("go", "y" * 20))
+
+    def step(self, text: str) -> StepResult:
+        self.turn += 1
+        return StepResult(self._ask(), 0.25, False, False)
+
+
 class Letters:
     """A tokenizer of one token per character."""
 

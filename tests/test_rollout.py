@@ -169,8 +169,9 @@ def test_a_worker_gives_up_when_too_many_calls_never_returned(monkeypatch):
         play("NeverReturns", tasks=(1,), step_timeout=0.05)
 
 
-def test_a_prompt_that_outgrows_the_context_ends_the_episode_with_the_reward_so_far():
-    (episode,) = play("TooLong", tasks=(1,))
+@pytest.mark.parametrize("env", ["TooLong", "LongChoices"])
+def test_a_prompt_that_outgrows_the_context_ends_the_episode_with_the_reward_so_far(env):
+    (episode,) = play(env, tasks=(1,))
     assert (episode.ended, episode.reward, episode.turns) == ("context", 0.25, 1)
 
 
@@ -181,3 +182,22 @@ def test_nothing_is_in_flight_after_an_evaluation_failed():
         play("Raises", tasks=range(12), engine=engine)
     assert engine.in_flight == 0
     scripted.FAULTS.clear()
+
+
+def test_no_episode_waits_for_the_others():
+    """Of one batch, some episodes have ended before another has had its second answer."""
+    engine = scripted.Echo()
+    slow, asked = "task 0 turn 0", []
+    generate = engine.generate
+
+    async def held_up(prompt, sampling, **others):
+        text = "".join(map(chr, prompt))
+        asked.append(text)
+        while text == slow and "task 3 turn 2" not in asked:
+            await asyncio.sleep(0.001)
+        return await generate(prompt, sampling, **others)
+
+    engine.generate = held_up
+    episodes = play("Steps", tasks=(0, 1, 2, 3), engine=engine)
+    assert [episode.turns for episode in episodes] == [3, 3, 3, 3]
+    assert asked.index("task 3 turn 2") < asked.index("task 0 turn 1")

@@ -118,7 +118,7 @@ class Player:
         played.seconds_in_env += time.monotonic() - began
         while observation is not None:
             prompt = self._prompt(history, observation, task)
-            if len(prompt) >= self.config.engine.max_model_len:
+            if len(prompt) + room_of(observation.choices) >= self.config.engine.max_model_len:
                 played.ended = "context"
                 break
             if time.monotonic() - began > self.config.task.episode_timeout:
@@ -252,6 +252,11 @@ class _Played:
 def episode_seeds(assignment: Assignment, position: int) -> Callable[[int], int]:
     """The sampling seed of each turn of one episode."""
     return lambda turn: episode_seed(assignment.sampling_seed, position, turn)
+
+
+def room_of(choices: Sequence[str] | None) -> int:
+    """Tokens that ranking choices needs behind the prompt, at most: a token is a byte at least."""
+    return max((len(choice.encode()) for choice in choices or ()), default=0)
 
 
 def check_step(step: StepResult, task: int) -> None:
