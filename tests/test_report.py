@@ -63,6 +63,24 @@ def read(path: Path) -> Run:
     return read(path)
 
 
+@pytest.fixture(scope="module")
+def side_by_side(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    runs = [read(root / name) for name in ("sync0", "sync1", "natural", "tail", "staircase")]
+    return write_report(runs, tmp_path_factory.mktemp("all"))
+
+
+@pytest.fixture(scope="module")
+def of_the_tail(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return write_report(read(root / "tail"), tmp_path_factory.mktemp("tail"))
+
+
+@pytest.fixture
+def few_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes seconds: where figures are not the point, two are enough, one of them with a panel per run."""
+    chosen = [entry for entries in SECTIONS.values() for entry in entries if entry.name in ("brackets", "discards")]
+    monkeypatch.setattr("hpc_es.analysis.report.SECTIONS", {"Some": chosen})
+
+
 def assert_self_contained(page: str) -> None:
     assert not re.search(r"https?:|<script|<link|@import|url\(", page)
     sources = re.findall(r'(?:src|href)="([^"]*)"', page)
@@ -70,9 +88,8 @@ def assert_self_contained(page: str) -> None:
     assert all(source.startswith(("data:image/png;base64,", "#")) for source in sources)
 
 
-def test_all_modes_side_by_side(root: Path, tmp_path: Path) -> None:
-    runs = [read(root / name) for name in ("sync0", "sync1", "natural", "tail", "staircase")]
-    written = write_report(runs, tmp_path)
+def test_all_modes_side_by_side(side_by_side: Written) -> None:
+    written, folder = side_by_side, side_by_side.page.parent
     page = written.page.read_text()
     assert_self_contained(page)
     assert written.absent == {}
@@ -83,35 +100,33 @@ def test_all_modes_side_by_side(root: Path, tmp_path: Path) -> None:
     assert "Shown: Sync, Async-1, Tail-2, Staircase." in page.replace("\n", " ")
     for link in re.findall(r'href="#([^"]*)"', page):
         assert f'id="{link}"' in page
-    outcomes = (tmp_path / "tables" / "outcomes.md").read_text()
+    outcomes = (folder / "tables" / "outcomes.md").read_text()
     assert "| Sync | 2 | 12.50 ± 0.00 | 43.75 ± 8.84 | 8 ± 0 | 43.75 ± 8.84 |" in outcomes
     assert "<td>Sync</td>" in page
-    with (tmp_path / "tables" / "paired.csv").open() as file:
+    with (folder / "tables" / "paired.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["condition"] for row in rows] == [c for c in ("Async-1", "Tail-2", "Staircase") for _ in range(2)]
     assert {row["base"] for row in rows} == {"Sync"}
 
 
-def test_the_same_runs_give_the_same_bytes(root: Path, tmp_path: Path) -> None:
-    first, again = (
-        write_report([read(root / name) for name in ("sync0", "natural")], tmp_path / name) for name in "ab"
-    )
-    assert first.page.read_bytes() == again.page.read_bytes()
-    for one, other in zip(first.tables, again.tables, strict=True):
+def test_the_same_runs_give_the_same_bytes(root: Path, of_the_tail: Written, tmp_path: Path) -> None:
+    again = write_report(read(root / "tail"), tmp_path)
+    assert again.page.read_bytes() == of_the_tail.page.read_bytes()
+    for one, other in zip(again.tables, of_the_tail.tables, strict=True):
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_what_is_absent_is_named_with_its_reason(root: Path, tmp_path: Path) -> None:
-    written: Written = write_report(read(root / "tail"), tmp_path)
-    assert set(written.absent) == {"brackets", "discards", "drift", "magnitudes"}
-    page = written.page.read_text()
+def test_what_is_absent_is_named_with_its_reason(of_the_tail: Written) -> None:
+    assert set(of_the_tail.absent) == {"brackets", "discards", "drift", "magnitudes"}
+    page, folder = of_the_tail.page.read_text(), of_the_tail.page.parent
     assert page.count("Not shown:") == 4
     assert "no good result was discarded for its lag" in page
     assert "the base model is not at hand" in page
-    assert not (tmp_path / "figures" / "drift.png").exists()
-    assert not (tmp_path / "tables" / "paired.csv").exists()
+    assert not (folder / "figures" / "drift.png").exists()
+    assert not (folder / "tables" / "paired.csv").exists()
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_an_older_report_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
     mine = tmp_path / "figures" / "mine.png"
     write_report(read(root / "natural"), tmp_path)
@@ -123,13 +138,18 @@ def test_an_older_report_leaves_nothing_behind(root: Path, tmp_path: Path) -> No
     assert mine.exists()
 
 
-def test_a_run_h5_alone_is_enough_for_all_but_drift(root: Path, tmp_path: Path) -> None:
+def test_a_run_h5_alone_has_no_journal_for_the_drift(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_es.analysis.report.SECTIONS", {"Movement": SECTIONS["How far theta moved"]})
     shutil.copy(root / "sync0" / "run.h5", tmp_path / "copied.h5")
     written = write_report(read(tmp_path / "copied.h5"), tmp_path / "out")
-    assert set(written.absent) == {"brackets", "discards", "drift", "magnitudes"}
-    assert "journal" in written.absent["drift"]
+    assert [path.stem for path in written.figures] == ["update_norms"]
+    assert set(written.absent) == {"drift", "magnitudes"}
+    assert "the journal, which is not beside this run.h5" in written.absent["drift"]
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_many_runs_have_few_panels(root: Path, tmp_path: Path) -> None:
     run = read(root / "natural")
     written = write_report({f"c{number}": run for number in range(MAX_PANELS + 2)}, tmp_path)
@@ -137,6 +157,7 @@ def test_many_runs_have_few_panels(root: Path, tmp_path: Path) -> None:
     assert "Shown: " + ", ".join(f"c{number}" for number in range(MAX_PANELS)) + "." in page
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_names_are_text_and_not_html(root: Path, tmp_path: Path) -> None:
     page = write_report({"<b>&": read(root / "tail")}, tmp_path).page.read_text()
     assert "<b>&" not in page
@@ -144,6 +165,7 @@ def test_names_are_text_and_not_html(root: Path, tmp_path: Path) -> None:
     assert TextTable(["a|b"], [["c"]]).markdown() == "| a\\|b |\n| --- |\n| c |"
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_mistakes_are_named(root: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--base 'Sink' is no condition of these runs: Tail-2"):
         write_report(read(root / "tail"), tmp_path, base="Sink")
@@ -163,17 +185,19 @@ def test_numbers_for_people() -> None:
 # --- the command -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_the_command_names_conditions_and_says_where_the_page_is(root: Path, tmp_path: Path) -> None:
     done = invoke(f"Barrier={root}/sync0", f"Barrier={root}/sync1", root / "natural", "--out", tmp_path, "--json")
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
     assert told["page"] == str(tmp_path / "report.html")
-    assert set(told["absent"]) == {"brackets"}
+    assert (list(told["absent"]), len(told["figures"])) == (["brackets"], 1)
     assert "| Barrier | 2 |" in (tmp_path / "tables" / "outcomes.md").read_text()
     assert "Differences from Barrier" in Path(told["page"]).read_text()
     assert "no figure brackets: no run is a staircase" in done.stderr
 
 
+@pytest.mark.usefixtures("few_figures")
 def test_one_run_reports_into_its_own_folder(root: Path) -> None:
     done = invoke(root / "tail", "--measure", "fitness")
     assert done.exit_code == 0, done.output

@@ -3,7 +3,7 @@
 Invariant: a lag is the one that the head counted at the commit (`evaluations.lag`); only members count, not the centre.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_es.analysis.canvas import FATES, MUTED, lag_colours, legend, legend_below, panels, title, whole_numbers
 from hpc_es.analysis.runs import Runs, labelled
@@ -12,6 +12,7 @@ from hpc_es.errors import ConfigError, NothingToShow
 from hpc_es.store import Run
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -138,18 +139,22 @@ def _draw_stack(axes: "Axes", found: "pd.DataFrame") -> None:
 
     lags = [int(lag) for lag in found.columns]
     colours, bottom = lag_colours(lags), np.zeros(len(found))
-    for lag, heights in zip(lags, found.to_numpy(float).T, strict=True):
-        axes.bar(found.index, heights, bottom=bottom, width=1.0, color=colours[lag], label=str(lag), linewidth=0)
-        bottom += heights
+    for lag, top in zip(lags, found.to_numpy(float).cumsum(axis=1).T, strict=True):
+        axes.stairs(top, _edges(found), baseline=bottom, fill=True, color=colours[lag], label=str(lag), linewidth=0)
+        bottom = top
 
 
 def _draw_prescription(axes: "Axes", wanted: "pd.DataFrame") -> None:
     """The boundaries between lag classes, as the schedule has them."""
+    for upper in wanted.to_numpy(float).cumsum(axis=1).T:
+        axes.stairs(upper, _edges(wanted), color="black", linewidth=0.9, baseline=None)
+
+
+def _edges(cohorts: "pd.DataFrame") -> "np.ndarray[Any, Any]":
+    """Half-way between consecutive updates."""
     import numpy as np
 
-    edges = np.append(wanted.index.to_numpy(float) - 0.5, float(wanted.index[-1]) + 0.5)
-    for upper in wanted.to_numpy(float).cumsum(axis=1).T:
-        axes.stairs(upper, edges, color="black", linewidth=0.9, baseline=None)
+    return np.append(cohorts.index.to_numpy(float) - 0.5, float(cohorts.index[-1]) + 0.5)
 
 
 def _members_with_lag(run: Run) -> "pd.DataFrame":
