@@ -295,6 +295,13 @@ def test_the_prompt_has_task_page_and_actions_and_the_last_turns_only() -> None:
     assert prompt.count(env.catalogue.goals[0]["instruction_text"]) == 2  # the task and the page, not the history
 
 
+def test_the_last_action_of_an_answer_counts() -> None:
+    env = _webshop()
+    env.reset(0)
+    answer = "<think>Maybe <action>search[tea]</action>?</think><action>Search[Lamp]</action>"
+    assert env.step(answer).info["action"] == "search[lamp]"
+
+
 def test_a_prompt_that_is_too_long_loses_its_history() -> None:
     env = _webshop()
     env.reset(0)
@@ -354,16 +361,35 @@ def test_a_value_that_two_options_share_belongs_to_the_last(tmp_path: Path) -> N
     env = _open_item(tmp_path, customization_options={"Top": _values("Red", "blue"), "Base": _values("red")})
     assert env.available_actions["clickables"][-2:] == ["red", "blue"]
     env.step("click[red]")
-    env._session.catalogue = _Paid()  # type: ignore[union-attr, assignment]
+    env._session.catalogue = _Paid(env.catalogue)  # type: ignore[union-attr, assignment]
     env.step("click[buy now]")
     assert '{"base": "red"}' in env.observation
+
+
+def _bought_options(folder: Path, *actions: str) -> str:
+    env = _open_item(folder, customization_options={"Size": _values("S/M", "L")})
+    for action in (*actions, "click[buy now]"):
+        env._session.catalogue = _Paid(env.catalogue)  # type: ignore[union-attr, assignment]
+        assert not env.step(action).invalid, action
+    return env.observation.split(" [SEP] ")[8]
+
+
+def test_chosen_options_last_until_the_results_are_seen_again(tmp_path: Path) -> None:
+    assert _bought_options(tmp_path, "click[s | m]", "click[L]") == '{"size": "l"}'
+    assert _bought_options(tmp_path, "click[l]", "click[features]", "click[< prev]") == '{"size": "l"}'
+    assert _bought_options(tmp_path, "click[l]", "click[< prev]", "click[a1]") == "{}"
+    assert _bought_options(tmp_path, "click[l]", "search[lamp]", "click[a1]") == "{}"
+    assert _bought_options(tmp_path, "click[l]", "click[back to search]", "search[lamp]", "click[a1]") == "{}"
 
 
 class _Paid:
     """A catalogue whose reward needs no nouns."""
 
-    def price(self, asin: str) -> float:
-        return 1.0
+    def __init__(self, real: Catalogue) -> None:
+        self.real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
 
     def rewarded(self, *args: Any) -> Any:
         return type("Paid", (), {"total": 0.5})()
