@@ -1,6 +1,6 @@
 """What the barrier costs: synchronous runs against natural asynchrony on the same long-tailed durations.
 
-    python tools/bench/async_speedup.py [--median 0.5] [--updates 28] [--out DIR]
+    python tools/bench/async_speedup.py [--median 0.5] [--updates 24] [--out DIR]
 
 Every run is a real `hpc-es run`: head, four worker processes, journal, transport. An evaluation sleeps for a lognormal
 time (sigma 0.8); the k-th evaluation to begin sleeps the k-th time of one seeded list in every run (see listed.py).
@@ -181,7 +181,7 @@ def report(name: str, config: Config, measured: Measured, sync: Measured) -> boo
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--median", type=float, default=0.5, help="of the durations, in seconds")
-    parser.add_argument("--updates", type=int, default=28)
+    parser.add_argument("--updates", type=int, default=24)
     parser.add_argument("--seed", type=int, default=2, help="of the list; with 2 its mean is the distribution's")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/async_speedup"), help="folder of the runs; emptied first"
