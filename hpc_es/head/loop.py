@@ -37,7 +37,7 @@ from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.transport.address import resolve_host
 from hpc_es.transport.collective import Backend, EpochFailed, EpochUp, HeadCollective, available_backend
 from hpc_es.transport.control import HeadServer
-from hpc_es.transport.messages import DrainRequest, Leave, StatusRequest, StopRequest
+from hpc_es.transport.messages import AnyMessage, DrainRequest, Leave, StatusRequest, StopRequest
 
 log = logging.getLogger(__name__)
 
@@ -192,10 +192,13 @@ class Head:
         if records:
             self.journal.sync()
             self._unwritten += records
+        letters: dict[str, list[AnyMessage]] = {}
+        for instruction in instructions:
+            if isinstance(instruction, Send):
+                letters.setdefault(instruction.worker, []).append(instruction.message)
+        self.server.send_all(letters)
         for instruction in instructions:
             match instruction:
-                case Send(worker=worker, message=message):
-                    self.server.send(worker.encode(), message)
                 case Broadcast(epoch=epoch, data=data) if self.collective is not None:
                     self.collective.broadcast(epoch, data)
                 case OpenGroup(epoch=epoch, workers=workers, backend=backend) if self.collective is not None:
