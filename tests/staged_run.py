@@ -52,6 +52,7 @@ class Staged:
     success: Mapping[int, int] = field(default_factory=lambda: {0: 1, 4: 3, 8: 3})
     num_tasks: int = 8
     es: dict[str, Any] = field(default_factory=dict)
+    engine: dict[str, Any] = field(default_factory=dict)
     fitness: Callable[[int, float], float] = lambda version, noise: 0.1 * version + 0.05 * noise
     """Of a member dispatched at `version`, from a standard normal number."""
     spread: float = 0.8
@@ -67,6 +68,7 @@ class Staged:
             "task": {"env": "sudoku"},
             "es": {"population": self.population, "tasks_per_member": 2, "sigma": SIGMA, "alpha": ALPHA, **self.es},
             "staleness": self.staleness,
+            "engine": self.engine,
         }
 
 

@@ -48,11 +48,19 @@ def test_costs_are_counted_up_to_each_commit(tmp_path: Path) -> None:
     third = train[train["planned_update"] <= 3]
     seconds = third[["seconds_update", "seconds_perturb", "seconds_rollout"]].to_numpy().sum()
     assert found["worker_seconds"][3] == pytest.approx(seconds)
+    assert found["gpu_seconds"].equals(found["worker_seconds"])
     assert found["wall_clock"][3] * 3600 == pytest.approx(run.updates["time_committed"][2] - 1000)
     fitness = found["fitness"].to_numpy()
     assert found["trailing"][8] == pytest.approx(fitness[4:9].mean())
     assert found["trailing"][2] == pytest.approx(fitness[1:3].mean())
     assert TRAILING_UPDATES == 5
+
+
+def test_a_worker_with_several_gpus_costs_as_many_gpu_seconds(tmp_path: Path) -> None:
+    single, quadruple = staged(tmp_path), staged(tmp_path, engine={"tensor_parallel": 4})
+    assert progress(quadruple)["gpu_seconds"].iloc[-1] == pytest.approx(4 * progress(single)["gpu_seconds"].iloc[-1])
+    costs = conditions.costs({"one": single, "four": quadruple})["gpu_seconds_mean"]
+    assert costs[1] == pytest.approx(4 * costs[0])
 
 
 def test_runs_that_differ_only_in_seed_and_name_are_one_condition(tmp_path: Path) -> None:

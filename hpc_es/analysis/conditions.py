@@ -9,7 +9,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpc_es.analysis.progress import Measure, busy_seconds, head_spans, measure_column, outcome, tokens
+from hpc_es.analysis.progress import (
+    Measure,
+    busy_seconds,
+    gpus_per_worker,
+    head_spans,
+    measure_column,
+    outcome,
+    tokens,
+)
 from hpc_es.analysis.runs import Runs, conditions_of, seed
 from hpc_es.analysis.tables import bootstrap_interval
 from hpc_es.analysis.text_table import TextTable, mean_and_sd
@@ -20,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OUTCOMES = ("start", "peak", "peak_update", "final")
-COSTS = ("evaluations", "discarded", "tokens", "worker_seconds", "wall_clock_s", "busy_share", "useful_share")
+COSTS = ("evaluations", "discarded", "tokens", "gpu_seconds", "wall_clock_s", "busy_share", "useful_share")
 LAGS = ("lag_mean", "lag_max")
 _MIN_PAIRS = 3
 """Fewer pairs have no interval."""
@@ -60,7 +68,7 @@ def table(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
 
 def costs(runs: Runs) -> "pd.DataFrame":
     """What the conditions cost and how stale they were, one row each, `_mean` and `_sd` over its runs: evaluations
-    that came back, of them discarded; tokens, worker_seconds, wall_clock_s; busy_share, useful_share (of the seconds
+    that came back, of them discarded; tokens, gpu_seconds, wall_clock_s; busy_share, useful_share (of the seconds
     that workers were connected); lag_mean and lag_max of what was consumed."""
     import pandas as pd
 
@@ -127,9 +135,10 @@ def costs_text(table: "pd.DataFrame") -> TextTable:
     return TextTable(
         (*header, "useful %", "lag", "max lag"),
         _mean_rows(table, forms),
-        "Mean ± standard deviation between runs. GPU-seconds are seconds that workers spent on evaluations, tokens are "
-        "prompt and generated ones; both without evaluations on held-out tasks. Busy and useful: of the seconds that "
-        "workers were connected, spent on evaluations, and on accepted ones. Lag in versions, counted at the commit.",
+        "Mean ± standard deviation between runs. GPU-seconds are seconds that workers spent on evaluations, times their "
+        "GPUs (a CPU counts as one); tokens are prompt and generated ones; neither counts evaluations on held-out "
+        "tasks. Busy and useful: of the seconds that workers were connected, spent on evaluations, and on accepted "
+        "ones. Lag in versions, counted at the commit.",
     )
 
 
@@ -217,7 +226,7 @@ def _cost(run: Run) -> dict[str, float]:
         "evaluations": float(len(results)),
         "discarded": float((results["status"] == "discarded").sum()),
         "tokens": float(tokens(results).sum()),
-        "worker_seconds": float(busy_seconds(results).sum()),
+        "gpu_seconds": float(busy_seconds(results).sum()) * gpus_per_worker(run),
         "wall_clock_s": sum(end - start for start, end in head_spans(run)),
         "busy_share": float(workers["seconds_busy"].sum()) / connected if connected else math.nan,
         "useful_share": float(workers["seconds_useful"].sum()) / connected if connected else math.nan,

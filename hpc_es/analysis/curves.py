@@ -66,7 +66,7 @@ def plot_costs(runs: Runs, measure: Measure | None = None) -> "Figure":
     if all(evaluated(run).empty for condition in conditions for run in condition.runs):
         raise NothingToShow("no policy has been evaluated on held-out tasks")
     figure, rows = panels(2, 2, width=10.5, height=2.9)
-    costs: tuple[Cost, ...] = ("evaluations", "tokens", "worker_seconds", "wall_clock")
+    costs: tuple[Cost, ...] = ("evaluations", "tokens", "gpu_seconds", "wall_clock")
     for axes, cost in zip((axes for row in rows for axes in row), costs, strict=True):
         for number, condition in enumerate(conditions):
             _draw_evaluations(axes, condition, cost, measure, colour(number), condition.label)

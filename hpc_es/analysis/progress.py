@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Measure = Literal["success", "fitness"]
 """What evaluations of the unperturbed policy are judged by: share of tasks solved, or mean episode reward."""
-Cost = Literal["updates", "evaluations", "tokens", "worker_seconds", "wall_clock"]
+Cost = Literal["updates", "evaluations", "tokens", "gpu_seconds", "wall_clock"]
 
 MEASURES: dict[str, str] = {"success": "success_rate", "fitness": "reward_mean"}
 """Measure -> column of `evals`."""
@@ -28,7 +28,7 @@ COSTS: dict[str, str] = {
     "updates": "updates",
     "evaluations": "evaluations (members that were rolled out)",
     "tokens": "tokens (prompt and generated)",
-    "worker_seconds": "GPU-seconds (seconds that workers were busy)",
+    "gpu_seconds": "GPU-seconds (seconds that workers were busy, times their GPUs)",
     "wall_clock": "wall-clock (hours while a head was running)",
 }
 """Alternative x axes, and what to write below them."""
@@ -59,7 +59,7 @@ class Outcome:
 def progress(run: Run) -> "pd.DataFrame":
     """One row per version from 0: the costs up to its commit (COSTS), fitness of its cohort, and the trailing mean.
 
-    Columns: version, updates, evaluations, tokens, worker_seconds, wall_clock (h), fitness, trailing.
+    Columns: version, updates, evaluations, tokens, worker_seconds, gpu_seconds, wall_clock (h), fitness, trailing.
     """
     import numpy as np
     import pandas as pd
@@ -69,6 +69,7 @@ def progress(run: Run) -> "pd.DataFrame":
     results = _training_results(run).sort_values("time_received")
     counted = np.searchsorted(results["time_received"].to_numpy(float), committed, side="right")
     begun = head_spans(run)
+    seconds = np.array(_so_far(busy_seconds(results), counted))
     fitness = np.concatenate([[math.nan], updates["fitness_mean"].to_numpy(float)])
     return pd.DataFrame(
         {
@@ -76,7 +77,8 @@ def progress(run: Run) -> "pd.DataFrame":
             "updates": [0, *updates["version"]],
             "evaluations": [0, *counted],
             "tokens": _so_far(tokens(results), counted),
-            "worker_seconds": _so_far(busy_seconds(results), counted),
+            "worker_seconds": seconds,
+            "gpu_seconds": seconds * gpus_per_worker(run),
             "wall_clock": [0.0, *(seconds_elapsed(begun, time) / 3600 for time in committed)],
             "fitness": fitness,
             "trailing": pd.Series(fitness).rolling(TRAILING_UPDATES, min_periods=1).mean(),
@@ -131,6 +133,11 @@ def check_cost(cost: str) -> None:
 def busy_seconds(evaluations: "pd.DataFrame") -> "pd.Series[float]":
     """Updating, perturbing and rolling out, per evaluation; NaN where there is no result."""
     return evaluations["seconds_update"] + evaluations["seconds_perturb"] + evaluations["seconds_rollout"]
+
+
+def gpus_per_worker(run: Run) -> int:
+    """engine.tensor_parallel; a worker without a GPU counts as one."""
+    return int(run.config.get("engine", {}).get("tensor_parallel", 1))
 
 
 def tokens(evaluations: "pd.DataFrame") -> "pd.Series[float]":

@@ -4,11 +4,11 @@ Invariant: the two policies are compared task by task, on accepted evaluations o
 interval is a bootstrap over tasks with a fixed seed, so that the same run always gives the same table.
 """
 
-import itertools
 import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_es.analysis.progress import head_spans
 from hpc_es.store import Run
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def summary(run: Run) -> Summary:
     versions = sorted(evals["version"])
     base = _evaluated(evals, 0) if 0 in versions else None
     final = _evaluated(evals, versions[-1]) if versions and versions[-1] > 0 else None
-    seconds = _seconds_with_head(run, evaluations)
+    seconds = sum(end - start for start, end in head_spans(run))
     return Summary(
         run_id=str(run.attrs["run_id"]),
         finished=bool(run.attrs["finished"]),
@@ -189,18 +189,6 @@ def _evaluated(evals: "pd.DataFrame", version: int) -> Evaluated:
         standard_error=None if math.isnan(error) else error,
         success_rate=float(row["success_rate"]),
     )
-
-
-def _seconds_with_head(run: Run, evaluations: "pd.DataFrame") -> float:
-    """From each start of a head to the last thing that it wrote."""
-    import pandas as pd
-
-    times = pd.concat(
-        [run.events["time"], run.updates["time_committed"], evaluations["time_planned"], evaluations["time_received"]]
-    ).dropna()
-    starts = [*run.events.loc[run.events["what"] == "head started", "time"], math.inf]
-    spans = itertools.pairwise(starts)
-    return float(sum(times[(times >= start) & (times < end)].max() - start for start, end in spans))
 
 
 # --- numbers for people -----------------------------------------------------------------------------------------
