@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from hpc_es import __version__
-from hpc_es.cli import probe, report, simulate, slurm, study
+from hpc_es.cli import env, episodes, probe, report, simulate, slurm, study
 from hpc_es.cli.arguments import (
     EXIT_FAILED,
     EXIT_MISTAKE,
@@ -253,6 +253,8 @@ simulate.add_commands(app)
 probe.add_commands(app)
 study.add_commands(app)
 report.add_commands(app)
+episodes.add_commands(app)
+env.add_commands(app)
 
 
 @app.command(hidden=True)

@@ -3,6 +3,8 @@
 import difflib
 import importlib
 import inspect
+import sys
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,6 +16,8 @@ from hpc_es.errors import ConfigError, EnvError
 from hpc_es.es.records import Kind
 
 _BUILT_IN = {
+    "conciseness": "hpc_es.envs.conciseness:Conciseness",
+    "countdown": "hpc_es.envs.countdown:Countdown",
     "lab": "hpc_es.envs.lab:Lab",
     "sudoku": "hpc_es.envs.sudoku:Sudoku",
     "webshop": "hpc_es.envs.webshop:WebShop",
@@ -24,6 +28,21 @@ _BUILT_IN = {
 def registered() -> list[str]:
     """The names of the built-in environments."""
     return sorted(_BUILT_IN)
+
+
+@dataclass(frozen=True)
+class Description:
+    what: str
+    options: dict[str, str]
+    """Name -> default, as Python writes it; `required` where there is none."""
+
+
+def describe(name: str) -> Description:
+    """An environment in a line, and its options. Errors: ConfigError for a name that does not exist."""
+    env_class = _find(name)
+    text = vars(env_class)["__doc__"] or sys.modules[env_class.__module__].__doc__ or ""
+    options = {p.name: "required" if p.default is p.empty else repr(p.default) for p in _parameters(env_class)}
+    return Description(" ".join(text.split("\n\n")[0].split()), options)
 
 
 def make(name: str, **options: Any) -> Env:

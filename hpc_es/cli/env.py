@@ -1,0 +1,160 @@
+"""`hpc-es env`: the environments that there are, the contract suite for any of them, and the agent's seat in one.
+
+Invariant: needs neither a model nor an engine. An environment of one's own is named package.module:Class and may lie
+in the working directory.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpc_es.cli.arguments import EXIT_STOPPED, Json
+from hpc_es.errors import ConfigError, EnvError, HpcEsError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hpc_es.envs.base import Env, Observation
+
+Name = Annotated[str, typer.Argument(metavar="ENV", help="A built-in name, or package.module:Class.")]
+Options = Annotated[
+    list[str] | None, typer.Argument(metavar="OPTION=VALUE", help="Options of the environment, e.g. blanks=5.")
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    env = typer.Typer(help="Environments.", no_args_is_help=True, rich_markup_mode=None)
+    env.command("list")(list_envs)
+    env.command()(check)
+    env.command()(play)
+    app.add_typer(env, name="env")
+
+
+def list_envs(json: Json = False) -> None:
+    """The built-in environments, with their options."""
+    from hpc_es import envs
+    from hpc_es.cli.output import console, print_json
+
+    described = {name: envs.describe(name) for name in envs.registered()}
+    if json:
+        print_json({name: {"what": each.what, "options": each.options} for name, each in described.items()})
+    out = console(stderr=json)
+    for name, each in described.items():
+        out.print(name, style="bold", markup=False)
+        out.print(f"  {each.what}", markup=False)
+        for option, default in each.options.items():
+            out.print(f"    {option} = {default}", markup=False, style="dim")
+
+
+def check(name: Name, options: Options = None, json: Json = False) -> None:
+    """Play an environment as no model should, and say what it breaks of the contract."""
+    from hpc_es import envs
+    from hpc_es.cli.output import console, print_json
+    from hpc_es.envs.check import check_env
+
+    given = _options(options)
+    env = _make(name, given)
+    num_tasks = env.num_tasks
+    env.close()
+    try:
+        check_env(lambda: envs.make(name, **given))
+    except EnvError as error:
+        raise EnvError(f"{name} breaks the contract: {error}") from error
+    if json:
+        print_json({"env": name, "options": given, "ok": True, "num_tasks": num_tasks})
+    console(stderr=json).print(f"{name} keeps the contract; it has {num_tasks} tasks", markup=False, style="green")
+
+
+def play(
+    name: Name,
+    options: Options = None,
+    task: Annotated[int, typer.Option(help="Which task.")] = 0,
+) -> None:
+    """Take the agent's seat: see what it sees, answer as it would. An empty line repeats the prompt, ^D leaves."""
+    from hpc_es.cli.output import console
+
+    out = console()
+    env = _make(name, _options(options))
+    try:
+        if not _play(env, task, out):
+            raise typer.Exit(EXIT_STOPPED)
+    except (HpcEsError, typer.Exit):
+        raise
+    except Exception as error:  # whatever an environment raises is its fault
+        raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
+    finally:
+        env.close()
+
+
+def _play(env: "Env", task: int, out: "Console") -> bool:
+    """One episode; False when the person leaves before its end."""
+    observation: Observation | None = env.reset(task)
+    reward, turn = 0.0, 0
+    while observation is not None:
+        turn += 1
+        out.rule(f"turn {turn}", align="left", style="dim")
+        _show(observation, out)
+        answer = _ask(observation, out)
+        if answer is None:
+            return False
+        result = env.step(answer)
+        reward += float(result.reward)
+        if result.invalid:
+            out.print("refused", style="red")
+        if result.reward:
+            out.print(f"reward {float(result.reward):.4g}", style="yellow")
+        observation = result.observation
+    ended = "a limit of the task was reached" if result.truncated else "the task is over"
+    solved = "solved" if result.success else "not solved"
+    out.print(f"{ended} after {turn} turn{'' if turn == 1 else 's'}: reward {reward:.4g}, {solved}", style="bold")
+    return True
+
+
+def _show(observation: "Observation", out: "Console") -> None:
+    for message in observation.messages:
+        if message.role != "user":
+            out.print(f"[{message.role}]", style="dim", markup=False)
+        out.print(message.content, markup=False)
+    for number, choice in enumerate(observation.choices or (), 1):
+        out.print(f"  #{number} {choice}", markup=False, style="cyan")
+
+
+def _ask(observation: "Observation", out: "Console") -> str | None:
+    """A line; where there are choices, one of them, by its words or as `#number`. None at the end of the input."""
+    while True:
+        try:
+            answer = out.input("> ", markup=False)
+        except (EOFError, KeyboardInterrupt):
+            return None
+        choices = observation.choices
+        if not answer:
+            _show(observation, out)
+        elif choices is None or answer in choices:
+            return answer
+        elif answer.startswith("#") and answer[1:].isdecimal() and 1 <= int(answer[1:]) <= len(choices):
+            return choices[int(answer[1:]) - 1]
+        else:
+            out.print(f"answer with one of the {len(choices)} choices, or #1 to #{len(choices)}", style="red")
+
+
+def _make(name: str, options: dict[str, Any]) -> "Env":
+    """Errors: as `envs.make`."""
+    from hpc_es import envs
+
+    if "" not in sys.path:  # an installed command does not look into the working directory
+        sys.path.insert(0, "")
+    return envs.make(name, **options)
+
+
+def _options(given: list[str] | None) -> dict[str, Any]:
+    """OPTION=VALUE, read as YAML. Errors: ConfigError."""
+    from hpc_es.config import yaml12
+
+    options = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not (equals and key.isidentifier()):
+            raise ConfigError(f"{text!r} must look like option=value, e.g. blanks=5")
+        options[key] = yaml12.plain(yaml12.parse(value, text))
+    return options

@@ -1,0 +1,182 @@
+"""`hpc-es episodes`: what a policy did, in numbers for every episode and word by word for the kept ones.
+
+Invariant: reads only, also while the run goes on.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpc_es.cli.arguments import Json, RunFolder, run_paths
+from hpc_es.errors import StoreError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from rich.console import Console, RenderableType
+
+    from hpc_es.worker.trajectories import Trajectory
+
+COLUMNS = (
+    *("position", "task", "reward", "success", "turns", "invalid_actions", "tokens_in", "tokens_out"),
+    *("seconds_generating", "seconds_in_env", "ended", "retries"),
+)
+NUM_LISTED = 40
+"""Rows of the overview: the newest."""
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(episodes)
+
+
+def episodes(
+    run: RunFolder,
+    version: Annotated[int | None, typer.Option(help="Policy version; default: the last with episodes kept.")] = None,
+    member: Annotated[
+        int | None, typer.Option(help="Its slot; -1 is the evaluated policy. Default: list what was kept.")
+    ] = None,
+    task: Annotated[int | None, typer.Option(help="Only this task.")] = None,
+    json: Json = False,
+) -> None:
+    """Show the episodes of a member: numbers for all, word by word for the sample that store.trajectories keeps."""
+    from hpc_es.cli.output import console, print_json
+
+    paths = run_paths(run)
+    kept = kept_episodes(paths, version, member, task)
+    out = console(stderr=json)
+    if member is None:
+        if json:
+            print_json({"run": str(run), "kept": [_summary(each) for each in kept]})
+        _print_overview(out, kept, str(run))
+        return
+    if version is None:
+        if not kept:
+            raise StoreError(f"no episode of member {member} is kept in {run}; --version says whose numbers to show")
+        version = kept[-1].eval_id.version
+        kept = [each for each in kept if each.eval_id.version == version]
+    rows = _rows(run_paths(run).root, version, member, task)
+    if rows.empty and not kept:
+        raise StoreError(f"{run} has no episode of member {member} at version {version}{_of_task(task)}")
+    if json:
+        numbers = rows.to_dict(orient="records")
+        print_json({"run": str(run), "version": version, "member": member, "episodes": numbers, "kept": kept})
+    _print_numbers(out, rows, version, member)
+    for each in kept:
+        out.print(_shown(each))
+    if not kept:
+        out.print(
+            f"word by word none of them is kept; `hpc-es episodes {run}` lists those that are, store.trajectories "
+            "sets how many",
+            markup=False,
+        )
+
+
+def kept_episodes(paths: Any, version: int | None, member: int | None, task: int | None) -> "list[Trajectory]":
+    """Sorted by version, slot and position; of an evaluation that was made twice the one that was written last."""
+    from hpc_es.worker.trajectories import read_trajectories
+
+    found = {}
+    for each in read_trajectories(paths):
+        named = (each.eval_id.version, each.eval_id.slot, each.episode.task)
+        if all(wanted in (None, given) for wanted, given in zip((version, member, task), named, strict=True)):
+            found[(each.eval_id, each.position)] = each
+    return [found[key] for key in sorted(found)]
+
+
+def _rows(run: Any, version: int, member: int, task: int | None) -> "pd.DataFrame":
+    """The numbers of every episode of the member, or of what replaced it."""
+    from hpc_es.store import read
+
+    rows = read(run).episodes
+    rows = rows[(rows["source"] == "run") & (rows["dispatch_version"] == version) & (rows["slot"] == member)]
+    rows = rows[rows["replacement"] == rows["replacement"].max()]
+    return rows[list(COLUMNS)] if task is None else rows.loc[rows["task"] == task, list(COLUMNS)]
+
+
+def _summary(kept: "Trajectory") -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "version": kept.eval_id.version,
+        "member": kept.eval_id.slot,
+        "position": kept.position,
+        "kind": kept.kind,
+        **msgspec.structs.asdict(kept.episode),
+    }
+
+
+def _print_overview(out: "Console", kept: "Sequence[Trajectory]", run: str) -> None:
+    if not kept:
+        raise StoreError(f"no episode is kept in {run}: none has ended yet, or store.trajectories is 0")
+    summaries = [_summary(each) for each in kept[-NUM_LISTED:]]
+    out.print(_table(summaries, ("version", "member", "task", "reward", "success", "turns", "ended")))
+    last = summaries[-1]
+    more = f" (of {len(kept)})" if len(kept) > NUM_LISTED else ""
+    out.print(
+        f"{len(summaries)} kept episodes{more}; read one with: hpc-es episodes {run} --version {last['version']} "
+        f"--member {last['member']}",
+        markup=False,
+    )
+
+
+def _print_numbers(out: "Console", rows: "pd.DataFrame", version: int, member: int) -> None:
+    whose = "the evaluated policy" if member < 0 else f"member {member}"
+    if rows.empty:
+        out.print(f"version {version}, {whose}: not reported yet", markup=False)
+        return
+    out.print(
+        f"version {version}, {whose}: mean reward {rows['reward'].mean():.4f}, {int(rows['success'].sum())} of "
+        f"{len(rows)} solved",
+        markup=False,
+        style="bold",
+    )
+    out.print(_table([{str(key): value for key, value in row.items()} for row in rows.to_dict("records")], COLUMNS))
+
+
+def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> "RenderableType":
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    for name in columns:
+        table.add_column(name.replace("_", " "), justify="left" if name == "ended" else "right")
+    for row in rows:
+        table.add_row(*(_cell(row[name]) for name in columns))
+    return table
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _shown(kept: "Trajectory") -> "RenderableType":
+    """One episode for a person to read: prompts plain, answers apart."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.rule import Rule
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    for number, turn in enumerate(kept.turns, 1):
+        parts.append(Rule(f"turn {number}", style="dim", align="left"))
+        for message in turn.messages:
+            label = "" if message.role == "user" else f"[{message.role}] "
+            parts.append(Text(label + message.content))
+        earned = f"reward {turn.reward:.4g}" if turn.reward else ""
+        notes = ", ".join(filter(None, (earned, "refused" if turn.invalid else "")))
+        parts.append(Text(turn.answer or "(an empty answer)", style="bold green"))
+        if notes:
+            parts.append(Text(notes, style="yellow"))
+    episode, hidden = kept.episode, kept.episode.turns - len(kept.turns)
+    if hidden:
+        parts.append(Text(f"({hidden} more of its turns not kept)", style="dim"))
+    parts.append(Rule(style="dim"))
+    solved = "solved" if episode.success else "not solved"
+    parts.append(Text(f"{episode.ended} after {episode.turns} turns, reward {episode.reward:.4g}, {solved}", "bold"))
+    title = f"task {episode.task} ({kept.kind}), played by {kept.worker}"
+    return Panel(Group(*parts), title=Text(title), title_align="left")
+
+
+def _of_task(task: int | None) -> str:
+    return "" if task is None else f" on task {task}"
