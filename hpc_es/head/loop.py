@@ -5,6 +5,7 @@ and broadcasts. It waits only for messages (until the next tick). Order within a
 one fsync makes them durable, then messages go out; so no one is told what a crash could undo.
 """
 
+import gc
 import logging
 import platform
 import queue
@@ -42,6 +43,8 @@ from hpc_es.transport.messages import AnyMessage, DrainRequest, Leave, StatusReq
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
+GC_THRESHOLD = 100_000
+"""Objects between two collections: most of what a head makes it keeps, and looking through it finds no garbage."""
 
 
 class Clock:
@@ -63,6 +66,7 @@ def run_head(run_dir: Path, *, local: bool) -> int:
 
     Errors: ConfigError, ModelError, StoreError (Superseded when a newer head has taken over), RunFailed.
     """
+    gc.set_threshold(GC_THRESHOLD)
     paths = RunPaths(run_dir)
     config = load(paths.config).config
     with Head(paths, config, local=local) as head:

@@ -283,12 +283,18 @@ def decode(data: bytes) -> Envelope:
 
 
 def encode_commit(commit: Commit) -> bytes:
-    """The bytes that are broadcast or sent to every worker, and whose hash is announced: hence packed, but quickly."""
-    return zlib.compress(_encoder.encode(commit), zlib.Z_BEST_SPEED)
+    """The bytes that are broadcast or sent to every worker, and whose hash is announced.
+
+    So they are few: packed, and without the scores (0 in their place), which are most of a record and which no arena
+    needs; who wants to know them asks with Fetch, or reads the journal.
+    """
+    members = tuple(msgspec.structs.replace(member, fitness=0.0, utility=0.0) for member in commit.members)
+    slim = msgspec.structs.replace(commit, members=members)
+    return zlib.compress(_encoder.encode(slim), zlib.Z_BEST_SPEED)
 
 
 def decode_commit(data: bytes) -> Commit:
-    """Errors: TransportError."""
+    """A commit without its scores (see encode_commit). Errors: TransportError."""
     try:
         return _commit_decoder.decode(zlib.decompress(data))
     except (zlib.error, msgspec.DecodeError) as error:
