@@ -86,6 +86,14 @@ def test_conditions_of_one_label_are_told_apart_by_what_differs(tmp_path: Path) 
     ]
 
 
+def test_conditions_that_differ_in_many_settings_go_by_the_name_of_a_run(tmp_path: Path) -> None:
+    runs = [
+        stage(tmp_path / place / "run", Staged(composition=sync(4), num_updates=updates, es=es))
+        for place, updates, es in (("a", 8, {}), ("b", 6, {"alpha": 1e-3, "sigma": 0.1}), ("c", 4, {"alpha": 1e-4}))
+    ]
+    assert [condition.label for condition in conditions_of(runs)] == ["Sync run", "Sync run #2", "Sync run #3"]
+
+
 @pytest.mark.parametrize(
     ("staleness", "label"),
     [

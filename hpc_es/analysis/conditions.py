@@ -135,10 +135,10 @@ def costs_text(table: "pd.DataFrame") -> TextTable:
     return TextTable(
         (*header, "useful %", "lag", "max lag"),
         _mean_rows(table, forms),
-        "Mean ± standard deviation between runs. GPU-seconds are seconds that workers spent on evaluations, times their "
-        "GPUs (a CPU counts as one); tokens are prompt and generated ones; neither counts evaluations on held-out "
-        "tasks. Busy and useful: of the seconds that workers were connected, spent on evaluations, and on accepted "
-        "ones. Lag in versions, counted at the commit.",
+        "Mean ± standard deviation between runs. GPU-seconds are seconds that workers spent on evaluations, times "
+        "their GPUs (a CPU counts as one); tokens are prompt and generated ones; neither counts evaluations on "
+        "held-out tasks. Busy and useful: of the seconds that workers were connected, spent on evaluations, and on "
+        "accepted ones (above 100 % where work went on without a head). Lag in versions, counted at the commit.",
     )
 
 

@@ -82,7 +82,7 @@ def overview_text(overview: "pd.DataFrame") -> TextTable:
         "folder",
         "seed",
         "updates",
-        "without spread",
+        "null",
         "void",
         "discarded",
         "workers",

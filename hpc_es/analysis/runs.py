@@ -19,6 +19,8 @@ Runs = Run | Sequence[Run] | Mapping[str, Run | Sequence[Run]]
 """What tables and figures take: one run, several, or runs by the name of their condition."""
 
 _APART = ("run.seed", *HARMLESS)
+_MAX_KEYS = 2
+"""More settings than these make no readable name."""
 _PLAIN = {"es.subspaces": 1, "es.mirrored": False, "es.shaping": "zscore", "es.baseline": "none"}
 _PLAIN |= {"es.lag_weight.kind": "none", "es.optimiser.kind": "none", "es.control": "none"}
 _WORDS = {
@@ -51,7 +53,8 @@ def conditions_of(runs: Runs) -> list[Condition]:
         key = json.dumps(flat, sort_keys=True)
         groups.setdefault(key, []).append(run)
         settings[key] = flat
-    labels = _distinct({key: condition_label(members[0]) for key, members in groups.items()}, settings)
+    names = {key: str(members[0].attrs["run_id"]) for key, members in groups.items()}
+    labels = _distinct({key: condition_label(members[0]) for key, members in groups.items()}, settings, names)
     return [Condition(labels[key], tuple(members)) for key, members in groups.items()]
 
 
@@ -113,25 +116,31 @@ def staleness_label(staleness: Mapping[str, Any]) -> str:
 # --- telling conditions apart ------------------------------------------------------------------------------------
 
 
-def _distinct(labels: dict[str, str], settings: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """Add to equal labels what differs between their conditions: population x tasks, else key=value."""
-    result = {}
+def _distinct(labels: dict[str, str], settings: dict[str, dict[str, Any]], names: dict[str, str]) -> dict[str, str]:
+    """Add to equal labels what tells their conditions apart: population x tasks and key=value, or where too many keys
+    differ the name of the first run; and a number to what is still the same."""
+    result: dict[str, str] = {}
     for key, label in labels.items():
         twins = [other for other, same in labels.items() if same == label]
-        names = dict.fromkeys(name for twin in twins for name in settings[twin])
-        differing = [name for name in names if len({json.dumps(settings[twin].get(name)) for twin in twins}) > 1]
-        result[key] = " ".join([label, *_what_differs(differing, settings[key])])
+        keys = dict.fromkeys(name for twin in twins for name in settings[twin])
+        differing = [name for name in keys if len({json.dumps(settings[twin].get(name)) for twin in twins}) > 1]
+        parts = [label, *_what_differs(differing, settings[key], names[key])]
+        text, number = " ".join(parts), sum(taken.partition(" #")[0] == " ".join(parts) for taken in result.values())
+        result[key] = f"{text} #{number + 1}" if number else text
     return result
 
 
-def _what_differs(names: Sequence[str], flat: Mapping[str, Any]) -> Iterator[str]:
+def _what_differs(keys: Sequence[str], flat: Mapping[str, Any], name: str) -> Iterator[str]:
     size = ("es.population", "es.tasks_per_member")
-    if any(name in size for name in names):
-        yield "x".join(str(flat.get(name, "?")) for name in size)
-    for name in names:
-        if name not in size:
-            value = flat.get(name)
-            yield f"{name}={value if isinstance(value, str) else json.dumps(value)}"
+    others = [key for key in keys if key not in size]
+    if len(others) < len(keys):
+        yield "x".join(str(flat.get(key, "?")) for key in size)
+    if len(others) > _MAX_KEYS:
+        yield name
+        return
+    for key in others:
+        value = flat.get(key)
+        yield f"{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def _is_apart(key: str) -> bool:

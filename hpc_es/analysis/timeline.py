@@ -145,10 +145,11 @@ def _draw_shares(axes: "Axes", label: str, found: "pd.DataFrame") -> None:
     wasted = some["busy"] - some["useful"]
     axes.barh(places, some["useful"], color=FATES["accepted"], label="useful: accepted evaluations")
     axes.barh(places, wasted, left=some["useful"], color=FATES["discarded"], label="busy, not (yet) accepted")
-    axes.barh(places, 1 - some["busy"], left=some["busy"], color="#E4E4E4", label="idle: waiting, starting, moving")
+    idle = (1 - some["busy"]).clip(lower=0)  # a worker that goes on while there is no head is busy beyond its time
+    axes.barh(places, idle, left=some["busy"], color="#E4E4E4", label="idle: waiting, starting, moving")
     axes.set_yticks(list(places), [short(worker) for worker in some["worker"]], fontsize=7)
     axes.set_ylim(len(some) - 0.4, -0.6)
-    axes.set_xlim(0, 1)
+    axes.set_xlim(0, max(1.0, float(some["busy"].max())))
     axes.grid(axis="y", visible=False)
     percent(axes, "x")
     busy, useful = ((found[name] * found["connected"]).sum() / found["connected"].sum() for name in ("busy", "useful"))
