@@ -126,8 +126,9 @@ def plot_update_norms(runs: Runs) -> "Figure":
 def plot_drift(runs: Runs, model: Path | None = None) -> "Figure":
     """Per run: length of each update, distance from theta_0, and the ratio of that to the random walk; the band is two
     standard errors, of the sample and of the walk. Errors: NothingToShow where no run can be sampled."""
-    shown = _sampled(runs, model)
+    shown, missing = _sampled(runs, model)
     figure, rows = panels(len(shown), 3, width=10.5, height=2.6)
+    _name_missing(figure, missing)
     for (left, middle, right), (label, _, found) in zip(rows, shown, strict=True):
         _draw_walks(left, middle, found)
         _draw_ratio(right, found)
@@ -142,8 +143,9 @@ def plot_drift(runs: Runs, model: Path | None = None) -> "Figure":
 def plot_magnitudes(runs: Runs, model: Path | None = None) -> "Figure":
     """Per run: share of parameters that moved by at most so much, and the same for the random walk. Errors:
     NothingToShow as `plot_drift`."""
-    shown = _sampled(runs, model)
+    shown, missing = _sampled(runs, model)
     figure, rows = panels(-(-len(shown) // 2), min(len(shown), 2), width=10.5, height=2.9)
+    _name_missing(figure, missing)
     every = [axes for row in rows for axes in row]
     for axes, (label, run, found) in zip(every, shown, strict=False):
         _draw_magnitudes(axes, found, magnitudes(run, model))
@@ -249,16 +251,23 @@ def _simulated_walk(commits: "tuple[Commit, ...]", deviations: "Floats") -> Walk
     return Walk(np.array(steps), np.array(distances))
 
 
-def _sampled(runs: Runs, model: Path | None) -> list[tuple[str, Run, Sample]]:
-    shown, reasons = [], []
+def _sampled(runs: Runs, model: Path | None) -> tuple[list[tuple[str, Run, Sample]], list[str]]:
+    """(runs that can be sampled, names of the others). Errors: NothingToShow when none can, as the first."""
+    shown, reasons = list[tuple[str, Run, Sample]](), dict[str, NothingToShow]()
     for label, run in labelled(runs):
         try:
             shown.append((label, run, sample(run, model)))
         except NothingToShow as reason:
-            reasons.append(reason)
+            reasons[label] = reason
     if not shown:
-        raise reasons[0] if reasons else NothingToShow("there are no runs")
-    return shown
+        raise next(iter(reasons.values()), NothingToShow("there are no runs"))
+    return shown, list(reasons)
+
+
+def _name_missing(figure: "Figure", labels: list[str]) -> None:
+    if labels:
+        text = f"without base model or journal at hand, hence not shown: {', '.join(labels)}"
+        figure.supxlabel(text, fontsize=8, color=MUTED)
 
 
 def _sigma(run: Run) -> float:
