@@ -17,7 +17,7 @@ from hpc_es.store import records as journal
 EntryState = Literal["queued", "leased", "reported", "counted", "void", "discarded"]
 
 
-@dataclass
+@dataclass(slots=True)
 class Entry:
     """One planned evaluation and how far it has come."""
 

@@ -67,7 +67,7 @@ def assign(config: Config, eval_id: EvalId, update: int, kind: Kind, tasks: tupl
     if kind == "eval":
         return Assignment(eval_id, update, kind, None, tasks, population.eval_sampling_seed(run_seed))
     member = member_of(config, eval_id, update) if kind == "train" else None
-    return Assignment(eval_id, update, kind, member, tasks, population.sampling_seed(run_seed, eval_id.version))
+    return Assignment(eval_id, update, kind, member, tasks, _sampling_seed(run_seed, eval_id.version))
 
 
 def replacement(config: Config, void: Assignment) -> Assignment:
@@ -82,6 +82,7 @@ def _batch(config: Config, tasks: Tasks, version: int) -> tuple[int, ...]:
 
 _drawn = lru_cache(maxsize=64)(population.task_batch)
 """All members of a version play one batch."""
+_sampling_seed = lru_cache(maxsize=64)(population.sampling_seed)
 
 
 def eval_is_due(config: Config, version: int) -> bool:
