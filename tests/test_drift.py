@@ -184,7 +184,7 @@ def test_figures_of_movement(tmp_path: Path, model: Path) -> None:
     assert len(plot_magnitudes({"a": run, "b": run}).axes) == 2
     other = stage(tmp_path / "other", Staged(composition=sync(4)))
     for figure in (plot_drift({"a": run, "b": other}), plot_magnitudes({"a": run, "b": other})):
-        assert figure.get_supxlabel() == "without base model or journal at hand, hence not shown: b"
+        assert figure.get_suptitle() == "without base model or journal at hand, hence not shown: b"
 
 
 def test_fp32_is_what_a_coefficient_is_rounded_to() -> None:

@@ -267,7 +267,7 @@ def _sampled(runs: Runs, model: Path | None) -> tuple[list[tuple[str, Run, Sampl
 def _name_missing(figure: "Figure", labels: list[str]) -> None:
     if labels:
         text = f"without base model or journal at hand, hence not shown: {', '.join(labels)}"
-        figure.supxlabel(text, fontsize=8, color=MUTED)
+        figure.suptitle(text, x=0.01, ha="left", fontsize=8, color=MUTED)
 
 
 def _sigma(run: Run) -> float:
