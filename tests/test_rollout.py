@@ -62,6 +62,23 @@ def test_a_model_without_a_chat_template_is_refused_before_the_first_episode():
         Player(make_config("Steps", chat=True), scripted.Echo(), lambda kind: scripted.Steps())
 
 
+def test_the_chat_template_gets_its_options():
+    class Templated(scripted.Letters):
+        chat_template = "..."
+        given: dict[str, object] = {}  # noqa: RUF012
+
+        def apply_chat_template(self, chat, add_generation_prompt, return_dict, **options):
+            self.given.update(options)
+            assert chat[0] == {"role": "user", "content": chat[0]["content"]}
+            assert (add_generation_prompt, return_dict) == (True, True)
+            return {"input_ids": self.encode(chat[0]["content"])}
+
+    engine = scripted.Echo()
+    engine.tokenizer = Templated()
+    play("Steps", engine=engine, chat=True, chat_options={"enable_thinking": False})
+    assert engine.tokenizer.given == {"enable_thinking": False}
+
+
 def test_an_environment_that_raises_once_is_played_again():
     scripted.FAULTS["raises"] = 1
     episodes = play("Raises", tasks=(4,))

@@ -65,6 +65,8 @@ class TaskConfig(Model):
     episode_timeout: Seconds = 3600.0
     chat: bool = True
     """Put the prompt through the model's chat template; off: the messages' text, joined by line breaks."""
+    chat_options: dict[str, Any] = Field(default_factory=dict)
+    """Variables of the chat template, e.g. enable_thinking: false."""
 
 
 class EvalConfig(Model):

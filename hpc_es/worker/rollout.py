@@ -162,7 +162,9 @@ class Player:
         tokenizer = self.engine.tokenizer
         if self.config.task.chat:
             chat = [{"role": message.role, "content": message.content} for message in messages]
-            encoded: Any = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)
+            encoded: Any = tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, return_dict=True, **self.config.task.chat_options
+            )
             return list(encoded["input_ids"])
         return list(tokenizer.encode("\n".join(message.content for message in messages)))
 

@@ -1,0 +1,73 @@
+"""configs/tasks: each loads, makes its environments, and has the published settings."""
+
+from pathlib import Path
+
+import pytest
+
+from hpc_es import envs
+from hpc_es.config import load
+
+TASKS = Path(__file__).resolve().parent.parent / "configs" / "tasks"
+FRAGMENTS = {"qwen3.5-4b"}
+RUNNABLE = sorted(path for path in TASKS.glob("*.yaml") if path.stem not in FRAGMENTS)
+
+
+@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.stem)
+def test_a_task_loads_and_has_enough_tasks_to_train_and_to_evaluate_on(path: Path) -> None:
+    config = load(path).config
+    if not _has_its_data(config):
+        pytest.skip("its data is not part of the repository")
+    train, held_out = (envs.make_for(config, kind) for kind in ("train", "eval"))
+    assert train.num_tasks >= config.es.tasks_per_member
+    assert held_out.num_tasks >= config.eval.num_tasks
+    assert train.reset(0) != held_out.reset(0)
+
+
+def _has_its_data(config) -> bool:
+    folder = config.task.options.get("data_dir")
+    return folder is None or Path(folder).exists()
+
+
+@pytest.mark.parametrize(("blanks", "sigma"), [(5, (1e-3, 2.5e-4)), (10, (1e-3, 2.5e-4)), (15, (7e-4, 5e-4))])
+def test_sudoku_has_the_published_settings(blanks: int, sigma: tuple[float, float]) -> None:
+    config = load(TASKS / f"sudoku_h{blanks}.yaml").config
+    es, sampling = config.es, config.sampling
+    assert (config.run.num_updates, es.population, es.tasks_per_member, es.alpha.start) == (100, 32, 32, 5e-4)
+    assert (es.sigma.kind, es.sigma.start, es.sigma.end) == ("cosine", *sigma)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.presence_penalty) == (0.7, 0.8, 20, 1.5)
+    assert (sampling.max_tokens, config.eval.num_tasks, config.eval.every) == (64, 32, 10)
+    assert _turns(config) == 3 * blanks
+
+
+def test_sudoku_with_20_blanks_is_the_one_with_15_but_for_its_length() -> None:
+    ours, nearest = (load(TASKS / f"sudoku_h{blanks}.yaml").config for blanks in (20, 15))
+    assert (ours.es, ours.sampling, ours.eval, ours.model) == (
+        nearest.es,
+        nearest.sampling,
+        nearest.eval,
+        nearest.model,
+    )
+    assert _turns(ours) == 60
+
+
+def _turns(config) -> int:
+    """Of an episode whose answers are all refused."""
+    env, turns = envs.make_for(config, "train"), 1
+    env.reset(0)
+    while not env.step("pass").done:
+        turns += 1
+    return turns
+
+
+def test_sudoku_plays_the_puzzles_of_a_file_where_one_is_given(shared_data: Path) -> None:
+    path = f"task.options.path={shared_data / 'sudoku' / '{split}.jsonl'}"
+    config = load(TASKS / "sudoku_h20.yaml", [path]).config
+    assert envs.make_for(config, "eval").num_tasks == 32
+
+
+def test_countdown_and_conciseness_have_the_settings_of_es_at_scale() -> None:
+    for name, tasks, tokens in (("countdown", 200, 1024), ("conciseness", 24, 128)):
+        config = load(TASKS / f"{name}.yaml").config
+        es, sampling = config.es, config.sampling
+        assert (es.population, es.sigma.start, es.alpha.start, es.tasks_per_member) == (30, 1e-3, 5e-4, tasks)
+        assert (sampling.temperature, sampling.max_tokens) == (0, tokens)
