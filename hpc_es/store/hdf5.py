@@ -193,9 +193,9 @@ class Hdf5Writer:
             rows, cells = changes.columns(table)
             group = file[table]
             for column, values in zip(columns, cells, strict=False):  # no cells: no row has changed
-                dataset = group[column.name]
+                dataset = h5py.h5d.open(group.id, column.name.encode())
                 if num_rows > num_before:
-                    dataset.resize((num_rows,))
+                    dataset.set_extent((num_rows,))
                 where = rows
                 if column.dtype == "str":  # see rows.py; a new row holds the empty text already
                     touched = changes.texts[table, column.name]
@@ -300,23 +300,26 @@ def _fill(column: Column) -> Any:
     return None if column.dtype in ("str", "choice") else column.fill
 
 
-def _write_cells(dataset: h5py.Dataset, column: Column, rows: list[int], values: Sequence[Any]) -> None:
-    """`rows` are sorted."""
+def _write_cells(dataset: h5py.h5d.DatasetID, column: Column, rows: list[int], values: Sequence[Any]) -> None:
+    """`rows` are sorted. Through h5py's lower layer, which takes half the time for the few rows of one flush."""
     if column.choices:
         numbers = {word: number for number, word in enumerate(column.choices)}
         values = [numbers[word] for word in values]
-    new = np.array(values, dtype=object if column.dtype == "str" else dataset.dtype)
+    new = np.array(values, dtype=_stored_dtype(column))
     where = np.array(rows, dtype=int)
     cuts = np.flatnonzero(np.diff(where) > _GAP_ROWS) + 1
     for span, cells in zip(np.split(where, cuts), np.split(new, cuts), strict=True):
         _write_span(dataset, span, cells)
 
 
-def _write_span(dataset: h5py.Dataset, rows: Array, cells: Array) -> None:
+def _write_span(dataset: h5py.h5d.DatasetID, rows: Array, cells: Array) -> None:
     """In one piece, over what stands in between."""
-    start, stop = rows[0], rows[-1] + 1
-    if len(rows) < stop - start:
-        piece = dataset[start:stop]
+    start, length = int(rows[0]), int(rows[-1] - rows[0]) + 1
+    here, there = h5py.h5s.create_simple((length,)), dataset.get_space()
+    there.select_hyperslab((start,), (length,))
+    if len(rows) < length:
+        piece = np.empty(length, cells.dtype)
+        dataset.read(here, there, piece)
         piece[rows - start] = cells
         cells = piece
-    dataset[start:stop] = cells
+    dataset.write(here, there, cells)
