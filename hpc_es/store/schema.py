@@ -61,7 +61,7 @@ def _identity() -> tuple[Column, ...]:
             "kind",
             "choice",
             "",
-            "train: a member for an update; eval: the centre on evaluation tasks; centre: the centre on the members' batch",
+            "train: a member for an update; eval: the centre on evaluation tasks; centre: the same on members' tasks",
             choices=KINDS,
         ),
     )
