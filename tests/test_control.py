@@ -30,7 +30,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpc_es.errors import TransportError
-from hpc_es.es.records import Assignment, Commit, Episode, Member, Result, UpdateMember
+from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
+from hpc_es.params.arena import update_of
 from hpc_es.paths import RunPaths
 from hpc_es.transport import messages as m
 from hpc_es.transport.control import HeadServer
@@ -100,8 +101,17 @@ def test_every_message_to_a_worker_arrives_unchanged_and_in_order(paths: RunPath
         hear(server, m.Hello)
         for message in TO_WORKER:
             server.send(b"w", message)
-        wait_until(lambda: len(worker.told) == len(TO_WORKER))
-        assert worker.told == TO_WORKER
+        server.send_all({"nobody": TO_WORKER, "w": TO_WORKER})
+        wait_until(lambda: len(worker.told) == 2 * len(TO_WORKER))
+        assert worker.told == TO_WORKER + TO_WORKER
+
+
+def test_an_announced_commit_asks_of_an_arena_what_the_journalled_one_does() -> None:
+    members = tuple(UpdateMember(EvalId(3, i), 2**63 + i, -1, 1e-3, i % 2, 0.1 * i, 0.3, 0.5 - i, 7) for i in range(4))
+    commit = Commit(4, 5e-4, members, num_subspaces=2, partition_seed=9)
+    assert update_of(m.decode_commit(m.encode_commit(commit))) == update_of(commit)
+    with pytest.raises(TransportError, match="cannot be read"):
+        m.decode_commit(b"neither packed nor a commit")
 
 
 def test_an_observer_gets_its_answer(paths: RunPaths) -> None:

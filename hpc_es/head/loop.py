@@ -9,6 +9,7 @@ import gc
 import logging
 import platform
 import queue
+import resource
 import signal
 import time
 from collections.abc import Sequence
@@ -67,6 +68,8 @@ def run_head(run_dir: Path, *, local: bool) -> int:
     Errors: ConfigError, ModelError, StoreError (Superseded when a newer head has taken over), RunFailed.
     """
     gc.set_threshold(GC_THRESHOLD)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file, and 1024 is a usual limit
     paths = RunPaths(run_dir)
     config = load(paths.config).config
     with Head(paths, config, local=local) as head:

@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 MAX_BATCH = 256
 _LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """Flags of a send, as plain numbers: pyzmq's send_multipart spends more time on them than on sending."""
-FAREWELL_MS = 1_000
-"""How long a closing socket may spend on what it still has to send."""
+FAREWELL_MS, HEAD_FAREWELL_MS = 1_000, 5_000
+"""How long a closing socket may spend on what it still has to send; the head has a thousand workers to send home."""
 JOIN_S = 10.0
 LOOKOUT_S = 0.5
 """Pause between two looks for a head while there is none."""
@@ -130,8 +130,8 @@ class HeadServer:
         self._wake.set()
 
     def close(self) -> None:
-        """Send what was handed over, for a second at most."""
-        self._router.close(FAREWELL_MS)
+        """Send what was handed over, for five seconds at most."""
+        self._router.close(HEAD_FAREWELL_MS)
         self._zap.close(0)
         self._context.term()
         self._wake.close()

@@ -1,6 +1,6 @@
 """How many results a second one head takes in, and what each costs it, with a thousand connected workers.
 
-    python tools/bench/head_capacity.py [--clients 1000] [--updates 10] [--tasks 1 16] [--modes sync natural]
+    python tools/bench/head_capacity.py [--clients 1000] [--updates 30] [--tasks 1 16] [--modes sync natural]
 
 A real head process (`hpc_es head RUN --local`) serves `--clients` connections under CURVE, all from this process. Each
 answers an assignment with a result at once, as a worker would whose evaluations take no time: nothing but the control
@@ -63,7 +63,7 @@ _HEADER_BYTES, _FRAME = 8, struct.Struct("<4sII")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1000, help="also the population, N")
-    parser.add_argument("--updates", type=int, default=10, help="after the warm-up")
+    parser.add_argument("--updates", type=int, default=30, help="after the warm-up")
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 16], help="episodes per result, T")
     parser.add_argument("--modes", nargs="+", choices=("sync", "natural"), default=["sync", "natural"])
     parser.add_argument(
