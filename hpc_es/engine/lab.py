@@ -8,25 +8,25 @@ it. Answers are computed in the event loop (some ten microseconds a token), pass
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine.base import Completion, Engine, EngineInfo
-from hpc_es.engine.gate import Gate, to_the_end
+from hpc_es.engine.base import Completion, EngineInfo
+from hpc_es.engine.in_process import InProcessEngine, Live
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, chosen, draw, single_tokens
-from hpc_es.errors import EngineError, ModelError
+from hpc_es.errors import ModelError
 from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import Commit, Member
+from hpc_es.es.records import Member
 from hpc_es.noise import Array
 from hpc_es.noise import threads as kernel_threads
 from hpc_es.params import lab_model
-from hpc_es.params.arena import CAST, Arena
+from hpc_es.params.arena import CAST
 from hpc_es.params.weights import read_config
 
 if TYPE_CHECKING:
@@ -51,17 +51,12 @@ class AsciiTokenizer:
         return bytes(token for token in tokens if token != END).decode("ascii")
 
 
-class LabEngine(Engine):
+class LabEngine(InProcessEngine["_Live"]):
     """See the base class."""
 
     def __init__(self, live: "_Live", thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig) -> None:
+        super().__init__(live, thread, model, engine)
         self.tokenizer = cast("PreTrainedTokenizerBase", AsciiTokenizer())
-        self._live = live
-        self._thread = thread
-        self._config = model
-        self._engine = engine
-        self._gate = Gate()
-        self._member: Member | None = None
 
     @classmethod
     async def start(
@@ -82,37 +77,6 @@ class LabEngine(Engine):
     def info(self) -> EngineInfo:
         facts = {"engine": "lab", "numpy": np.__version__, "device": "cpu", "dtype": self._config.dtype}
         return EngineInfo(self._live.arena.base_digest, facts)
-
-    @property
-    def version(self) -> int:
-        return self._live.arena.version
-
-    @property
-    def digest(self) -> int:
-        return self._live.digest
-
-    async def load(self, checkpoint: Path | None) -> None:
-        with self._gate.change("load", writes=False):
-            await self._run(self._live.load, checkpoint)
-
-    async def update(self, commits: Sequence[Commit]) -> None:
-        if not commits:
-            return
-        with self._gate.change("update", writes=False):
-            await self._run(self._live.update, commits)
-
-    async def perturb(self, member: Member | None) -> None:
-        with self._gate.change("perturb", writes=True):
-            await self._run(self._live.write, member)
-            self._member = member
-
-    async def probe(self) -> None:
-        if not self._gate.is_written:
-            await self.perturb(None)
-        with self._gate.change("probe", writes=True):
-            names = await self._run(self._live.differing, self._member)
-        if names:
-            raise EngineError(f"live parameter {names[0]} ({len(names)} such) differs from the arena")
 
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
@@ -153,30 +117,15 @@ class LabEngine(Engine):
         with self._gate.request():
             return cast(list[float], _log_softmax(self._live.logits(prompt)).tolist())
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self._thread.shutdown)
-        del self._live
 
-    async def _run(self, work: Callable[..., T], *args: Any) -> T:
-        return await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, work, *args))
-
-
-class _Live:
+class _Live(Live):
     """Arena and model; written in the engine's thread, with no request in flight."""
 
     def __init__(self, config: ModelConfig, optimiser: Kind) -> None:
         _check(config.path)
-        self.arena = Arena.from_pretrained(config.path, config.include, config.exclude, optimiser=optimiser)
-        self.digest = self.arena.base_digest
+        super().__init__(config, optimiser)
         self._cast = {name: np.empty(self.arena.shape(name), CAST[config.dtype]) for name in self.arena.names}
         self.parameters = {name: np.full(self.arena.shape(name), np.nan, np.float32) for name in self.arena.names}
-
-    def load(self, checkpoint: Path | None) -> None:
-        self.arena.reload(checkpoint)
-        self.digest = self.arena.digest()
-
-    def update(self, commits: Sequence[Commit]) -> None:
-        self.digest = self.arena.apply(commits).digest
 
     def write(self, member: Member | None) -> None:
         """The member into the live parameters, rounded to model.dtype; they compute in float32."""
@@ -185,7 +134,6 @@ class _Live:
             self.parameters[name][...] = _to_float32(values)
 
     def differing(self, member: Member | None) -> list[str]:
-        """Names of the parameters that differ from the member written again; afterwards none does."""
         before = {name: values.tobytes() for name, values in self.parameters.items()}
         self.write(member)
         return [name for name, values in self.parameters.items() if values.tobytes() != before[name]]

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar, cast
 
@@ -20,16 +19,15 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine.base import Completion, Engine, EngineInfo
+from hpc_es.engine.base import Completion, EngineInfo
 from hpc_es.engine.fingerprints import differing, fingerprints, poison
-from hpc_es.engine.gate import Gate, to_the_end
+from hpc_es.engine.in_process import InProcessEngine, Live
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, chosen, end_tokens, single_tokens
 from hpc_es.errors import EngineError, ModelError
 from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import Commit, Member
+from hpc_es.es.records import Member
 from hpc_es.noise import threads as kernel_threads
-from hpc_es.params.arena import Arena
 
 T = TypeVar("T")
 
@@ -37,17 +35,12 @@ ANSWERS_AT_ONCE = 16
 """Choices in one batch: each has its own copy of the prompt's keys and values."""
 
 
-class TransformersEngine(Engine):
+class TransformersEngine(InProcessEngine["_Live"]):
     """See the base class."""
 
     def __init__(self, live: "_Live", thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig) -> None:
+        super().__init__(live, thread, model, engine)
         self.tokenizer = live.tokenizer
-        self._live = live
-        self._thread = thread
-        self._config = model
-        self._engine = engine
-        self._gate = Gate()
-        self._member: Member | None = None
 
     @classmethod
     async def start(
@@ -78,37 +71,6 @@ class TransformersEngine(Engine):
         }
         return EngineInfo(self._live.arena.base_digest, facts)
 
-    @property
-    def version(self) -> int:
-        return self._live.arena.version
-
-    @property
-    def digest(self) -> int:
-        return self._live.digest
-
-    async def load(self, checkpoint: Path | None) -> None:
-        with self._gate.change("load", writes=False):
-            await self._run(self._live.load, checkpoint)
-
-    async def update(self, commits: Sequence[Commit]) -> None:
-        if not commits:
-            return
-        with self._gate.change("update", writes=False):
-            await self._run(self._live.update, commits)
-
-    async def perturb(self, member: Member | None) -> None:
-        with self._gate.change("perturb", writes=True):
-            await self._run(self._live.write, member)
-            self._member = member
-
-    async def probe(self) -> None:
-        if not self._gate.is_written:
-            await self.perturb(None)
-        with self._gate.change("probe", writes=True):
-            names = await self._run(self._live.differing, self._member)
-        if names:
-            raise EngineError(f"live parameter {names[0]} ({len(names)} such) differs from the arena")
-
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
     ) -> Completion:
@@ -132,19 +94,11 @@ class TransformersEngine(Engine):
         answer_room(prompt, 1, self._engine.max_model_len)
         return await self._request(self._live.log_probabilities, list(prompt))
 
-    async def close(self) -> None:
-        await asyncio.to_thread(self._thread.shutdown)
-        del self._live
-
     async def _request(self, work: Callable[..., T], *args: Any) -> T:
         """A generation in the model's thread; a cancelled caller stops it at its next token."""
         stop = Event()
         with self._gate.request():
             return await self._run(work, *args, stop, on_cancel=stop.set)
-
-    async def _run(self, work: Callable[..., T], *args: Any, on_cancel: Callable[[], object] = lambda: None) -> T:
-        """`work` in the model's thread."""
-        return await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, work, *args), on_cancel)
 
 
 @dataclass(frozen=True)
@@ -157,14 +111,13 @@ class Draw:
     only: list[int] | None
 
 
-class _Live:
+class _Live(Live):
     """Arena and model; used from the engine's thread alone."""
 
     def __init__(self, config: ModelConfig, optimiser: Kind) -> None:
         self._config = config
         self._dtype: torch.dtype = getattr(torch, config.dtype)
-        self.arena = Arena.from_pretrained(config.path, config.include, config.exclude, optimiser=optimiser)
-        self.digest = self.arena.base_digest
+        super().__init__(config, optimiser)
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=True)
             model = AutoModelForCausalLM.from_pretrained(config.path, dtype=self._dtype, local_files_only=True)
@@ -185,13 +138,6 @@ class _Live:
                 f"{changed[0]} is not what the checkpoint's tensor makes of it ({len(changed)} such); use vllm"
             )
 
-    def load(self, checkpoint: Path | None) -> None:
-        self.arena.reload(checkpoint)
-        self.digest = self.arena.digest()
-
-    def update(self, commits: Sequence[Commit]) -> None:
-        self.digest = self.arena.apply(commits).digest
-
     def write(self, member: Member | None) -> None:
         """Write a member, or the centre, into the model's own storage."""
         tensors = self.arena.stream(member, self._config.dtype)
@@ -200,7 +146,6 @@ class _Live:
         self.digest = tensors.digest
 
     def differing(self, member: Member | None) -> list[str]:
-        """Names of the parameters that differ from the member written again; afterwards none does."""
         before = self._fingerprints()
         self.write(member)
         return differing(before, self._fingerprints())
