@@ -642,6 +642,24 @@ def test_extra_arguments_of_vllm_are_checked(model: ModelConfig, key: str, messa
 
 @pytest.mark.vllm
 @pytest.mark.slow
+def test_seeded_answers_survive_more_prompts_than_a_step_computes(model: ModelConfig) -> None:
+    async def scenario() -> None:
+        engine = await start_engine(
+            model, settings("vllm", prefix_cache=False, extra={"max_num_batched_tokens": MAX_MODEL_LEN}), threads=1
+        )
+        hot = SamplingConfig(max_tokens=12, temperature=1.0)
+        try:
+            alone = [await engine.generate(PROMPT, hot, seed=seed) for seed in range(4)]
+            assert await asyncio.gather(*(engine.generate(PROMPT, hot, seed=seed) for seed in range(4))) == alone
+        finally:
+            await engine.close()
+
+    assert 4 * len(PROMPT) > MAX_MODEL_LEN
+    asyncio.run(scenario())
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
 def test_two_ranks_share_the_arena_and_die_with_the_front(
     model: ModelConfig, llama_reference: Bench, tmp_path: Path
 ) -> None:

@@ -314,6 +314,10 @@ def _arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> dict
         ours["kv_cache_memory_bytes"] = kv_cache_mib * 2**20
     if engine.block_size is not None:
         ours["block_size"] = engine.block_size
+    if current_platform.is_cpu():
+        # A prompt that is computed in two steps makes vLLM rewind its request's generator, which a CPU's cannot: the
+        # engine dies. Unsplit prompts also keep an answer independent of how many prompts came at once.
+        ours["enable_chunked_prefill"] = False
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for key in engine.extra:
         if key not in known:
