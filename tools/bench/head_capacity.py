@@ -6,8 +6,8 @@ A real head process (`hpc_es head RUN --local`) serves `--clients` connections u
 answers an assignment with a result at once, as a worker would whose evaluations take no time: nothing but the control
 plane, the head's decisions, the journal with its fsyncs and run.h5 is at work. The population is the number of clients,
 the collective plane is off, so every client is sent every commit record. The model has a thousand parameters, so
-that the head's pass over its arena ("arena", in per cent of its CPU time) does not hide the rest; a real model's pass
-runs beside the loop. `--tasks`: episodes per result, T.
+that the head's pass over its arena ("arena": its wall-clock time, in per cent of the head's CPU time) does not hide the
+rest; a real model's pass runs beside the loop. No two results have the same fitness. `--tasks`: episodes per result, T.
 
 The first two updates warm up. "results/s" is wall clock from their commit to the last one, and depends on the cores
 that the clients leave. "per CPU-s" is results per second of the head's CPU time, all threads, user and system, from
