@@ -7,6 +7,7 @@ object and nothing else. Imports are made inside the commands, so that `--help` 
 
 import dataclasses
 import logging
+import sys
 import warnings
 from enum import StrEnum
 from pathlib import Path
@@ -76,6 +77,8 @@ class Dtype(StrEnum):
 
 def main() -> None:
     warnings.formatwarning = _warning_line
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # environments of one's own may lie in the working directory, as under python -m hpc_es
     app(prog_name="hpc-es")
 
 

@@ -4,7 +4,6 @@ Invariant: needs neither a model nor an engine. An environment of one's own is n
 in the working directory.
 """
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -54,7 +53,7 @@ def check(name: Name, options: Options = None, json: Json = False) -> None:
     from hpc_es.envs.check import check_env
 
     given = _options(options)
-    env = _make(name, given)
+    env = envs.make(name, **given)
     num_tasks = env.num_tasks
     env.close()
     try:
@@ -72,10 +71,11 @@ def play(
     task: Annotated[int, typer.Option(help="Which task.")] = 0,
 ) -> None:
     """Take the agent's seat: see what it sees, answer as it would. An empty line repeats the prompt, ^D leaves."""
+    from hpc_es import envs
     from hpc_es.cli.output import console
 
     out = console()
-    env = _make(name, _options(options))
+    env = envs.make(name, **_options(options))
     try:
         if not _play(env, task, out):
             raise typer.Exit(EXIT_STOPPED)
@@ -136,15 +136,6 @@ def _ask(observation: "Observation", out: "Console") -> str | None:
             return choices[int(answer[1:]) - 1]
         else:
             out.print(f"answer with one of the {len(choices)} choices, or #1 to #{len(choices)}", style="red")
-
-
-def _make(name: str, options: dict[str, Any]) -> "Env":
-    """Errors: as `envs.make`."""
-    from hpc_es import envs
-
-    if "" not in sys.path:  # an installed command does not look into the working directory
-        sys.path.insert(0, "")
-    return envs.make(name, **options)
 
 
 def _options(given: list[str] | None) -> dict[str, Any]:
