@@ -17,10 +17,28 @@ if TYPE_CHECKING:
 
     from hpc_es.worker.trajectories import Trajectory
 
-COLUMNS = (
-    *("position", "task", "reward", "success", "turns", "invalid_actions", "tokens_in", "tokens_out"),
-    *("seconds_generating", "seconds_in_env", "ended", "retries"),
-)
+COLUMNS = {
+    "task": "task",
+    "reward": "reward",
+    "success": "solved",
+    "turns": "turns",
+    "invalid_actions": "refused",
+    "tokens_in": "tok in",
+    "tokens_out": "out",
+    "seconds_generating": "gen s",
+    "seconds_in_env": "env s",
+    "ended": "ended",
+}
+"""Of the numbers of an episode, with their titles: as wide as a terminal."""
+OVERVIEW = {
+    "version": "version",
+    "member": "member",
+    "task": "task",
+    "reward": "reward",
+    "success": "solved",
+    "turns": "turns",
+    "ended": "ended",
+}
 NUM_LISTED = 40
 """Rows of the overview: the newest."""
 
@@ -90,7 +108,7 @@ def _rows(run: Any, version: int, member: int, task: int | None) -> "pd.DataFram
     rows = read(run).episodes
     rows = rows[(rows["source"] == "run") & (rows["dispatch_version"] == version) & (rows["slot"] == member)]
     rows = rows[rows["replacement"] == rows["replacement"].max()]
-    return rows[list(COLUMNS)] if task is None else rows.loc[rows["task"] == task, list(COLUMNS)]
+    return rows if task is None else rows[rows["task"] == task]
 
 
 def _summary(kept: "Trajectory") -> dict[str, Any]:
@@ -109,7 +127,7 @@ def _print_overview(out: "Console", kept: "Sequence[Trajectory]", run: str) -> N
     if not kept:
         raise StoreError(f"no episode is kept in {run}: none has ended yet, or store.trajectories is 0")
     summaries = [_summary(each) for each in kept[-NUM_LISTED:]]
-    out.print(_table(summaries, ("version", "member", "task", "reward", "success", "turns", "ended")))
+    out.print(_table(summaries, OVERVIEW))
     last = summaries[-1]
     more = f" (of {len(kept)})" if len(kept) > NUM_LISTED else ""
     out.print(
@@ -133,12 +151,12 @@ def _print_numbers(out: "Console", rows: "pd.DataFrame", version: int, member: i
     out.print(_table([{str(key): value for key, value in row.items()} for row in rows.to_dict("records")], COLUMNS))
 
 
-def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> "RenderableType":
+def _table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> "RenderableType":
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    for name in columns:
-        table.add_column(name.replace("_", " "), justify="left" if name == "ended" else "right")
+    table = Table(box=None, padding=(0, 1), collapse_padding=True, header_style="dim")
+    for name, title in columns.items():
+        table.add_column(title, justify="left" if name == "ended" else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(_cell(row[name]) for name in columns))
     return table
@@ -147,7 +165,7 @@ def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> "Renderabl
 def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _shown(kept: "Trajectory") -> "RenderableType":
