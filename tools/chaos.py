@@ -101,7 +101,7 @@ class Play:
         """The fault that the run did not live to see, if any."""
         moments = self.arguments.moments or (len(self.kinds) if self.arguments.slurm else 10)
         # On a cluster most faults take long by themselves, and the run goes on meanwhile.
-        share = 0.2 if self.arguments.slurm else 1.4
+        share = 0.2 if self.arguments.slurm else 1.2
         num_results = run.config.run.num_updates * run.config.es.population
         for moment in range(1, moments + 1):
             kind = self.kinds[(moment - 1) % len(self.kinds)] if self.arguments.slurm else self.rng.choice(self.kinds)
@@ -114,7 +114,7 @@ class Play:
         """Wait for a random moment, up to `apart` results from now, and let it happen. False when the run has ended."""
         awaited = run.num_results() + self.rng.uniform(0, apart)  # 0: right away, while all is starting
         run.wait(lambda: run.num_results() >= awaited or run.finished())
-        time.sleep(self.rng.uniform(0, 0.5))
+        time.sleep(self.rng.uniform(0, 0.2))
         if run.finished():
             print(f"the run ended before fault {moment}", flush=True)
             return False
