@@ -68,7 +68,7 @@ def test_faults_of_a_cluster_change_no_bit(tmp_path, slurm_cluster, paced):
 @pytest.mark.timeout(900)
 def test_faults_of_a_cluster_lose_no_result_of_natural_asynchrony_and_count_none_twice(tmp_path, slurm_cluster):
     script = ("--slurm", "--faults", "preempt,requeue,head,node", "--modes", "natural-discard")
-    assert faults(of_lab(tmp_path, *script, "run.num_updates=80")) == ["preempt", "requeue", "head", "node"]
+    assert faults(of_lab(tmp_path, *script, "run.num_updates=60")) == ["preempt", "requeue", "head", "node"]
 
 
 @pytest.mark.vllm

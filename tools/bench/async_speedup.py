@@ -6,10 +6,10 @@ Every run is a real `hpc-es run`: head, four worker processes, journal, transpor
 time (sigma 0.8); the k-th evaluation to begin sleeps the k-th time of one seeded list in every run (see listed.py).
 Four sleeping workers need no four cores, but a busy machine lengthens the gaps.
 
-All figures are of the steady state: from the second commit (every worker has come to work) to the last but two, because
-nothing is dispatched that the last update could not consume, so workers run dry before it in every mode. Evaluations
-are cut at both ends. busy share: seconds inside evaluations (bringing theta up to date, perturbing, sleeping) over the
-seconds of all workers. useful share: the same, of evaluations that an update consumed.
+All figures are of the steady state: from the first commit after all workers have joined (the second, if they are quick)
+to the last but two, because nothing is dispatched that the last update could not consume, so workers run dry before it
+in every mode. Evaluations are cut at both ends. busy share: seconds inside evaluations (bringing theta up to date,
+perturbing, sleeping) over the seconds of all workers. useful share: the same, of evaluations that an update consumed.
 
 The bound on the wall-clock ratio: without a barrier N evaluations take N * mean / G seconds at best, with one they take
 the time in which G workers finish N durations, each taking the next when it is free. It is given for the distribution,
@@ -65,6 +65,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Measured:
+    updates: range
+    """Of the steady state."""
     seconds_per_update: float
     busy_share: float
     useful_share: float
@@ -77,15 +79,18 @@ class Measured:
 
 def measure(records: list[journal.AnyRecord], num_workers: int, num_updates: int) -> Measured:
     spans, commits = list(_spans(records)), [r for r in records if isinstance(r, journal.Committed)]
-    begin, end = commits[1].time, commits[num_updates - 3].time
     joined = [r.time for r in records if isinstance(r, journal.Joined)]
-    if len(joined) != num_workers or max(joined) > begin:
-        sys.exit(f"{len(joined)} workers joined, the last {max(joined) - begin:.1f} s after the second commit")
+    first = next((k for k, commit in enumerate(commits) if k and commit.time > max(joined)), num_updates)
+    last = num_updates - 3
+    if len(joined) != num_workers or first >= last:
+        sys.exit(f"{len(joined)} workers joined, the last before update {first + 1}: no steady state; raise --updates")
+    begin, end = commits[first].time, commits[last].time
     consumed = {member.eval_id for record in commits for member in record.commit.members}
     inside = {span.eval_id: max(min(span.finished, end) - max(span.started, begin), 0.0) for span in spans}
     available = num_workers * (end - begin)
     return Measured(
-        seconds_per_update=(end - begin) / (num_updates - 4),
+        updates=range(first + 2, last + 2),
+        seconds_per_update=(end - begin) / (last - first),
         busy_share=sum(inside.values()) / available,
         useful_share=sum(seconds for eval_id, seconds in inside.items() if eval_id in consumed) / available,
         stale=[sum(lag(member.eval_id.version, r.commit.version) > 0 for member in r.commit.members) for r in commits],
@@ -191,13 +196,12 @@ def main() -> int:
     write_lab_model(arguments.out / "model", LAB_MODELS["lab-10k"])
     columns = ("busy", "useful", "s / update", "ratio", "discarded", "stale mean", "stale max")
     print(f"{'':<20}" + "".join(f"{column:>12}" for column in columns))
-    sync: Measured | None = None
+    measured: dict[str, Measured] = {}
     all_hold = True
     for name, staleness in RUNS.items():
-        config, measured = run(arguments, name.replace(", ", "-").replace(" ", "-"), staleness)
-        sync = sync or measured
-        all_hold &= report(name, config, measured, sync)
-    listed = bound(config, arguments.median, arguments.seed, range(3, arguments.updates - 1))
+        config, measured[name] = run(arguments, name.replace(", ", "-").replace(" ", "-"), staleness)
+        all_hold &= report(name, config, measured[name], measured["sync"])
+    listed = bound(config, arguments.median, arguments.seed, measured["sync"].updates)
     drawn = bound(config, arguments.median, -1, range(1, NUM_COHORTS + 1))
     print(f"bound on the ratio: {listed:.3f} for these durations, {drawn:.3f} for their distribution")
     return 0 if all_hold else 1
