@@ -122,6 +122,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "run.num_updates": 16,
         "es.shaping": "zscore",
     },
+    "subspaces": {"es.subspaces": 4},
     "mirrored": {"es.mirrored": True},
     "centred-ranks": {"es.shaping": "centred_ranks"},
     "momentum": {"es.optimiser.kind": "momentum", "es.optimiser.beta1": 0.9},
@@ -135,10 +136,11 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 
 def loaded(tmp_path: Path, *presets: str) -> Loaded:
-    """A minimal run that extends presets."""
+    """A minimal run of 40 members that extends presets."""
+    (tmp_path / "base.yaml").write_text("es:\n  population: 40\n")
     lines = "".join(f"  - {METHODS / preset}.yaml\n" for preset in presets)
     path = tmp_path / "run.yaml"
-    path.write_text(f"extends:\n{lines}run:\n  name: x\nmodel:\n  path: models/x\ntask:\n  env: sudoku\n")
+    path.write_text(f"extends:\n  - base.yaml\n{lines}run:\n  name: x\nmodel:\n  path: models/x\ntask:\n  env: sudoku\n")
     return load(
         path, [] if any("run.num_updates" in PUBLISHED[preset] for preset in presets) else ["run.num_updates=9"]
     )
