@@ -84,4 +84,4 @@ def test_all_episodes_of_a_member_are_there_in_numbers(run: Path) -> None:
 )
 def test_what_is_not_there_is_said(run: Path, arguments: tuple[object, ...], message: str) -> None:
     result = episodes(run, *arguments)
-    assert (result.exit_code, message in result.stderr) == (1, True)
+    assert (result.exit_code, message in result.stderr) == (2, True)

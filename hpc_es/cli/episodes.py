@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_es.cli.arguments import Json, RunFolder, run_paths
-from hpc_es.errors import StoreError
+from hpc_es.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,12 +69,12 @@ def episodes(
         return
     if version is None:
         if not kept:
-            raise StoreError(f"no episode of member {member} is kept in {run}; --version says whose numbers to show")
+            raise ConfigError(f"no episode of member {member} is kept in {run}; --version says whose numbers to show")
         version = kept[-1].eval_id.version
         kept = [each for each in kept if each.eval_id.version == version]
     rows = _rows(run_paths(run).root, version, member, task)
     if rows.empty and not kept:
-        raise StoreError(f"{run} has no episode of member {member} at version {version}{_of_task(task)}")
+        raise ConfigError(f"{run} has no episode of member {member} at version {version}{_of_task(task)}")
     if json:
         numbers = rows.to_dict(orient="records")
         print_json({"run": str(run), "version": version, "member": member, "episodes": numbers, "kept": kept})
@@ -125,7 +125,7 @@ def _summary(kept: "Trajectory") -> dict[str, Any]:
 
 def _print_overview(out: "Console", kept: "Sequence[Trajectory]", run: str) -> None:
     if not kept:
-        raise StoreError(f"no episode is kept in {run}: none has ended yet, or store.trajectories is 0")
+        raise ConfigError(f"no episode is kept in {run}: none has ended yet, or store.trajectories is 0")
     summaries = [_summary(each) for each in kept[-NUM_LISTED:]]
     out.print(_table(summaries, OVERVIEW))
     last = summaries[-1]
