@@ -1,7 +1,7 @@
 """Every error that hpc_es raises on purpose.
 
     HpcEsError
-    ├── ConfigError        a value in a config file, an override or a command line
+    ├── ConfigError        a value in a config file, an override or a command line, also the name of what does not exist
     ├── ModelError         a checkpoint that cannot be used (missing, quantised, damaged, inconsistent)
     ├── StoreError         a run folder, journal or HDF5 file
     │   ├── JournalDamaged     bytes in the middle of a journal are not what was written

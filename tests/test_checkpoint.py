@@ -10,7 +10,7 @@ import pytest
 import small_checkpoint
 from small_disk import small_disk
 
-from hpc_es.errors import ModelError, StoreError
+from hpc_es.errors import ConfigError, ModelError, StoreError
 from hpc_es.params import Arena, checkpoint
 from hpc_es.params.export import export
 from hpc_es.params.tiny_llama import write_tiny_llama
@@ -222,7 +222,7 @@ def test_serving_weights_have_the_types_of_the_base_and_the_digest_of_fp32(tmp_p
 
 def test_an_export_never_overwrites(arena: Arena, model: Path) -> None:
     before = sorted(path.name for path in model.iterdir())
-    with pytest.raises(StoreError, match="exists already"):
+    with pytest.raises(ConfigError, match="exists already"):
         export(arena, model, model)
     assert sorted(path.name for path in model.iterdir()) == before
 

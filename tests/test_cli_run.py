@@ -141,12 +141,12 @@ def test_replay_writes_the_bits_that_the_run_had(folder: Path, version: int) -> 
         folder, "replay", "runs/small", "--version", str(version), "--out", f"{out}-base", "--dtype", "base"
     )
     assert served["digest"] == read_manifest(folder / f"{out}-base").digest == digests[version]
-    assert hpc_es(folder, "replay", "runs/small", "--out", str(out)).returncode == 1
+    assert hpc_es(folder, "replay", "runs/small", "--out", str(out)).returncode == 2
 
 
 def test_a_version_that_does_not_exist_is_named(folder: Path) -> None:
     done = hpc_es(folder, "replay", "runs/small", "--version", "9", "--out", "nowhere")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == "error: runs/small has no version 9; it has 0 to 6\n"
     assert not (folder / "nowhere").exists()
 

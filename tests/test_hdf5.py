@@ -19,7 +19,7 @@ from fake_run import BASE_DIGEST, NUM_EVAL_TASKS, fake_records, later_eval, star
 from small_disk import small_disk
 
 import hpc_es.store
-from hpc_es.errors import JournalDamaged, StoreError, Superseded
+from hpc_es.errors import ConfigError, JournalDamaged, StoreError, Superseded
 from hpc_es.paths import RunPaths
 from hpc_es.store import hdf5, pages
 from hpc_es.store.hdf5 import Hdf5Writer, rebuild, write_eval_journal
@@ -530,5 +530,5 @@ def test_a_newer_schema_is_refused_with_both_versions(root: Path) -> None:
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none", tmp_path / "none" / "run.h5"):
-        with pytest.raises(StoreError, match="is no run"):
+        with pytest.raises(ConfigError, match="is no run"):
             hpc_es.store.read(path)

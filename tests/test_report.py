@@ -206,7 +206,7 @@ def test_one_run_reports_into_its_own_folder(root: Path) -> None:
 
 def test_a_missing_run_is_a_plain_message(tmp_path: Path) -> None:
     done = invoke(tmp_path / "nothing", "--out", tmp_path / "out")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "nothing is no run: give a run folder (it has journal.1.hpcj) or a run.h5" in done.stderr
     assert not (tmp_path / "out").exists()
     assert invoke("Sync=", "--out", tmp_path).exit_code == 2

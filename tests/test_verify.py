@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from hpc_es.analysis.verify import check, collect, replay, verify
 from hpc_es.config.schema import Config
-from hpc_es.errors import ModelError, VerifyError
+from hpc_es.errors import ConfigError, ModelError, VerifyError
 from hpc_es.es.records import Commit, EvalId, Result, UpdateMember
 from hpc_es.head import planning
 from hpc_es.params import Arena, checkpoint
@@ -225,7 +225,7 @@ def test_verify_and_replay_read_a_run_folder(config: Config, tmp_path: Path) -> 
         assert (arena.version, arena.digest()) == (version, digests[version])
     assert replay(tmp_path / "run").version == NUM_UPDATES
     assert replay(tmp_path / "run", 0).digest() == base(config).base_digest
-    with pytest.raises(VerifyError, match="it has 0 to 5"):
+    with pytest.raises(ConfigError, match="it has 0 to 5"):
         replay(tmp_path / "run", 6)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpc_es.config.load import from_record
 from hpc_es.config.schema import Config
-from hpc_es.errors import VerifyError
+from hpc_es.errors import ConfigError, VerifyError
 from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Member, Result, UpdateMember
 from hpc_es.es.staleness import Composed, lag
 from hpc_es.head import planning
@@ -89,13 +89,14 @@ def verify(run: Path, *, model: Path | None = None, say: Say = lambda text: None
 def replay(run: Path, version: int | None = None, *, model: Path | None = None) -> Arena:
     """theta_version (default: the last) from the nearest checkpoint, or the base, and the journal.
 
-    Errors: as verify; VerifyError when the run has no such version or theta has another digest than the run had.
+    Errors: as verify; ConfigError when the run has no such version; VerifyError when theta has another digest than the
+    run had.
     """
     history = collect(read_journal(run))
     last = len(history.commits)
     version = last if version is None else version
     if not 0 <= version <= last:
-        raise VerifyError(f"{run} has no version {version}; it has 0 to {last}")
+        raise ConfigError(f"{run} has no version {version}; it has 0 to {last}")
     arena = load_base(history, model)
     if arena.base_digest != history.base_digest:
         raise VerifyError(_wrong_base(arena.base_digest, history.base_digest))

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_es.errors import StoreError
+from hpc_es.errors import ConfigError
 from hpc_es.noise import Array
 from hpc_es.params import models
 from hpc_es.params.arena import Arena, Dtype
@@ -26,10 +26,10 @@ def export(arena: Arena, base: Path, out: Path, dtype: Literal["float32", "base"
     """Write theta_version with the config, tokenizer and generation settings of the folder `base`.
 
     float32 keeps every bit; `base` rounds each tensor to the type it has in the base checkpoint.
-    Errors: StoreError when `out` exists with something in it, or cannot be written; ModelError.
+    Errors: ConfigError when `out` exists with something in it; StoreError when it cannot be written; ModelError.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StoreError(f"{out} exists already; remove it or name another folder")
+        raise ConfigError(f"{out} exists already; remove it or name another folder")
     config = read_config(base)
     if dtype == "float32":
         _set_dtype(config)

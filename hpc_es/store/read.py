@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_es.errors import JournalDamaged, StoreError
+from hpc_es.errors import ConfigError, JournalDamaged, StoreError
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import journal_end, read_journal, warn_python
 from hpc_es.store.projection import Projection, merge_later
@@ -36,7 +36,8 @@ _TABLES_OF_LATER_EVALS = ("evaluations", "episodes", "evals")
 def read(path: str | Path) -> "Run":
     """The run in a run folder, or in a run.h5 (which may have been copied elsewhere without its journal).
 
-    Errors: StoreError when there is no run, or one of a newer schema; JournalDamaged when nothing else is left.
+    Errors: ConfigError when there is no run; StoreError when it is of a newer schema; JournalDamaged when nothing else
+    is left.
     """
     path = Path(path)
     folder = path if path.is_dir() else path.parent
@@ -44,7 +45,7 @@ def read(path: str | Path) -> "Run":
     hdf5 = paths.hdf5 if path.is_dir() else path
     in_run_folder = bool(paths.segments()) and hdf5.name == paths.hdf5.name
     if not in_run_folder and not hdf5.is_file():
-        raise StoreError(f"{path} is no run: give a run folder (it has journal.1.hpcj) or a run.h5")
+        raise ConfigError(f"{path} is no run: give a run folder (it has journal.1.hpcj) or a run.h5")
     return Run(hdf5, paths if in_run_folder else None)
 
 
