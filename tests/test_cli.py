@@ -5,11 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 from typer.testing import CliRunner, Result
 
 from hpc_es import __version__
 from hpc_es.cli import app
-from hpc_es.cli.output import console, progress, status_line, status_table
+from hpc_es.cli.arguments import output_file
+from hpc_es.cli.output import console, excerpt, progress, status_line, status_table
+from hpc_es.errors import ConfigError
 from hpc_es.transport.messages import Status, WorkerStatus
 
 CONFIG = """\
@@ -105,6 +108,34 @@ def test_a_worker_without_its_launcher_ends_at_once(config_file: Path) -> None:
     )
     assert done.returncode == 1
     assert "the launcher (process 1) has ended" in done.stderr
+
+
+def test_a_file_needs_a_folder_to_lie_in(tmp_path: Path) -> None:
+    assert output_file(tmp_path / "new.csv") == tmp_path / "new.csv"
+    assert output_file(None) is None
+    with pytest.raises(ConfigError, match=r"there is no folder .*/none"):
+        output_file(tmp_path / "none" / "new.csv")
+    with pytest.raises(ConfigError, match="it is a folder"):
+        output_file(tmp_path)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_long_table_shows_its_ends_and_what_is_notable() -> None:
+    rows = list(range(40))
+    assert excerpt(rows, lambda row: row == 20, whole=False) == [0, 1, 2, 3, None, 20, None, 36, 37, 38, 39]
+    assert excerpt(rows, lambda row: False, whole=True) == rows
+    assert excerpt(rows[:24], lambda row: False, whole=False) == rows[:24]
+
+
+def test_tables_keep_whole_cells_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out = console()
+    table = Table()
+    for _ in range(5):
+        table.add_column("a column that is long", no_wrap=True)
+    with out.capture() as shown:
+        out.print(table)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown.get()
 
 
 def test_config_show_prints_overrides_that_give_the_same_config(config_file: Path) -> None:

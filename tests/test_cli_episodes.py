@@ -43,7 +43,7 @@ def episodes(run: Path, *arguments: object) -> Result:
 def test_without_a_member_it_lists_what_was_kept(run: Path) -> None:
     result = episodes(run)
     assert result.exit_code == 0
-    assert "3 kept episodes; read one with" in result.stdout
+    assert "3 kept episodes\nread one with" in result.stdout
     listed = json.loads(episodes(run, "--json").stdout)["kept"]
     assert [(each["version"], each["member"]) for each in listed] == [(0, -1), (2, 0), (2, 1)]
     assert [each["member"] for each in json.loads(episodes(run, "--version", 0, "--json").stdout)["kept"]] == [-1]
@@ -73,13 +73,20 @@ def test_all_episodes_of_a_member_are_there_in_numbers(run: Path) -> None:
     assert "store.trajectories" in result.stderr
 
 
+def test_a_long_list_says_how_to_see_the_rest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_es.cli.episodes.NUM_LISTED", 2)
+    assert "the newest 2 of 3 kept episodes; the others: --all, or --version V" in episodes(run).stdout
+    assert "3 kept episodes" in episodes(run, "--all").stdout
+    assert "1 kept episode\n" in episodes(run, "--version", 0).stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--version", 99, "--member", 0), "no episode of member 0 at version 99"),
         (("--version", 1, "--member", 0, "--task", 10**6), "on task 1000000"),
         (("--member", 77), "no episode of member 77 is kept"),
-        (("--version", 99), "no episode is kept"),
+        (("--version", 99), "at version 99: `hpc-es episodes"),
     ],
 )
 def test_what_is_not_there_is_said(run: Path, arguments: tuple[object, ...], message: str) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from staged_run import Staged, stage
 from theatre import make_config
 from typer.testing import CliRunner
 
 from hpc_es.analysis.durations import Durations, LogNormal, of_run, parse
 from hpc_es.analysis.simulate import Preemption, Simulation, mode_name, simulate, with_mode
+from hpc_es.cli.simulate import _time
 from hpc_es.config import Config, load
 from hpc_es.errors import ConfigError, RunFailed
 from hpc_es.es.records import EvalId
@@ -362,7 +364,7 @@ def test_the_command_compares_modes_and_numbers_of_workers(config_file, tmp_path
     options = ("--workers", "2,4", "--modes", "sync,natural:1,config", "--csv", table)
     code, output, _ = hpc_es("simulate", config_file, "es.population=6", *options)
     assert code == 0
-    lines = [line.split() for line in output.splitlines() if "sync" in line or "natural" in line]
+    lines = [line.split() for line in output.splitlines() if "%" in line]
     modes = ["sync", "natural:1:discard", "sync"]
     assert [line[:2] for line in lines] == [[workers, mode] for workers in ("2", "4") for mode in modes]
     with table.open() as file:
@@ -379,12 +381,36 @@ def test_the_command_answers_in_json(config_file):
 
 
 @pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.0123, "0.0123 s"), (7.2, "7.20 s"), (599, "599 s"), (900, "0.250 h"), (3.6e7, "10,000 h")]
+)
+def test_times_have_three_digits_and_a_unit_of_their_size(seconds, shown):
+    assert _time(seconds) == shown
+
+
+def test_the_command_says_how_long_the_run_itself_took(tmp_path):
+    run = stage(tmp_path / "run", Staged(workers=2))
+    path = tmp_path / "config.yaml"
+    path.write_text(json.dumps(run.config))
+    options = ("--durations", tmp_path / "run", "--workers", "2")
+    _, other, _ = hpc_es("simulate", path, "run.num_updates=9", *options)
+    assert "the run itself" not in other
+    truth = run.updates["time_committed"].max() - run.evaluations["time_leased"].min()
+    code, output, errors = hpc_es("simulate", path, *options)
+    assert code == 0, errors
+    assert f"the run itself took {_time(truth)}; predicted" in output
+    assert "arena: idle" in output
+    assert "the run itself" not in hpc_es("simulate", path, *options, "--modes", "natural:3")[1]
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (("--workers", "0"), "--workers 0"),
         (("--workers", "two"), "--workers two"),
         (("--lifetime", "soon"), "--lifetime soon"),
         (("--modes", "never"), "'never' is unknown"),
+        (("--modes", "tail"), "comes from a preset file"),
+        (("--csv", "no/such/folder/table.csv"), "there is no folder no/such/folder"),
         (("--durations", "nowhere"), "--durations nowhere"),
     ],
 )

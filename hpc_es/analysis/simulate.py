@@ -72,7 +72,8 @@ def with_mode(config: Config, mode: str) -> Config:
     if keys is None or len(values) > len(keys):
         raise ConfigError(
             f"the mode {mode!r} is unknown: must be config (its own), sync, natural:MAX_LAG, natural:MAX_LAG:hold, "
-            f"controlled:LAG:SHARE, or staircase"
+            "controlled:LAG:SHARE, or staircase. A tail, or a staircase with other steps, comes from a preset file: "
+            "extend CONFIG by it (extends: [CONFIG, configs/staleness/16x16/tail-32.yaml]) and simulate the mode config"
         )
     staleness = {"mode": name, **dict(zip(keys, values, strict=False))}
     try:

@@ -22,6 +22,7 @@ from hpc_es.cli.arguments import (
     EXIT_FAILED,
     EXIT_MISTAKE,
     EXIT_STOPPED,
+    AllRows,
     ConfigFile,
     Json,
     Overrides,
@@ -156,7 +157,7 @@ def status(run: RunFolder, json: Json = False) -> None:
 
 
 @app.command()
-def verify(run: RunFolder, model: BaseModel = None, json: Json = False) -> None:
+def verify(run: RunFolder, model: BaseModel = None, whole: AllRows = False, json: Json = False) -> None:
     """Rebuild every version from base model and journal, and check all that the run recorded."""
     from hpc_es.analysis.verify import verify as verify_run
     from hpc_es.cli.output import console, print_json, versions_table
@@ -165,7 +166,7 @@ def verify(run: RunFolder, model: BaseModel = None, json: Json = False) -> None:
     report = verify_run(run_paths(run).root, model=model, say=lambda text: out.print(text, markup=False))
     if json:
         print_json({"run": str(run), "ok": report.ok, **dataclasses.asdict(report)})
-    out.print(versions_table(report.versions))
+    out.print(versions_table(report.versions, whole=whole))
     for problem in report.problems:
         out.print(f"WRONG: {problem}", markup=False, style="red")
     out.print(f"{report.num_results} results were reported, updates consumed {report.num_counted} of them")

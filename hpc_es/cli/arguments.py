@@ -16,6 +16,7 @@ EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED = 1, 2, 3
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run folder to go on with.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="E.g. es.population=16.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/quickstart.")]
+AllRows = Annotated[bool, typer.Option("--all", help="Every row of a long table, not only its ends.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 
 
@@ -41,6 +42,20 @@ def _check_place(root: Path, settings: "Config") -> None:
             f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, "
             f"or add run.dir={root.parent}; the folder's own name cannot change"
         )
+
+
+def output_file(path: Path | None) -> Path | None:
+    """A file to write, checked before the work begins. Errors: ConfigError when there is no place for it."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another place")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{path} cannot be written: it is a folder; name a file")
+    return path
+
+
+def plural(count: int, noun: str) -> str:
+    """1 turn, 2 turns."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def run_paths(root: Path) -> RunPaths:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_es.cli.arguments import Json, RunFolder, run_paths
+from hpc_es.cli.arguments import Json, RunFolder, plural, run_paths
 from hpc_es.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ OVERVIEW = {
     "ended": "ended",
 }
 NUM_LISTED = 40
-"""Rows of the overview: the newest."""
+"""Rows of the overview, unless --all is given: the newest."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -54,6 +54,7 @@ def episodes(
         int | None, typer.Option(help="Its slot; -1 is the evaluated policy. Default: list what was kept.")
     ] = None,
     task: Annotated[int | None, typer.Option(help="Only this task.")] = None,
+    whole: Annotated[bool, typer.Option("--all", help="List all that were kept, not only the newest.")] = False,
     json: Json = False,
 ) -> None:
     """Show the episodes of a member: numbers for all, word by word for the sample that store.trajectories keeps."""
@@ -65,7 +66,12 @@ def episodes(
     if member is None:
         if json:
             print_json({"run": str(run), "kept": [_summary(each) for each in kept]})
-        _print_overview(out, kept, str(run))
+        if not kept and not (version is None and task is None):
+            raise ConfigError(
+                f"no episode is kept in {run}{_at(version)}{_of_task(task)}: `hpc-es episodes {run}` lists those that "
+                "are"
+            )
+        _print_overview(out, kept if whole else kept[-NUM_LISTED:], len(kept), str(run))
         return
     if version is None:
         if not kept:
@@ -123,17 +129,20 @@ def _summary(kept: "Trajectory") -> dict[str, Any]:
     }
 
 
-def _print_overview(out: "Console", kept: "Sequence[Trajectory]", run: str) -> None:
-    if not kept:
+def _print_overview(out: "Console", listed: "Sequence[Trajectory]", num_kept: int, run: str) -> None:
+    if not listed:
         raise ConfigError(f"no episode is kept in {run}: none has ended yet, or store.trajectories is 0")
-    summaries = [_summary(each) for each in kept[-NUM_LISTED:]]
+    summaries = [_summary(each) for each in listed]
     out.print(_table(summaries, OVERVIEW))
     last = summaries[-1]
-    more = f" (of {len(kept)})" if len(kept) > NUM_LISTED else ""
+    if len(listed) < num_kept:
+        out.print(
+            f"the newest {len(listed)} of {num_kept} kept episodes; the others: --all, or --version V", markup=False
+        )
+    else:
+        out.print(plural(num_kept, "kept episode"), markup=False)
     out.print(
-        f"{len(summaries)} kept episodes{more}; read one with: hpc-es episodes {run} --version {last['version']} "
-        f"--member {last['member']}",
-        markup=False,
+        f"read one with: hpc-es episodes {run} --version {last['version']} --member {last['member']}", markup=False
     )
 
 
@@ -191,9 +200,15 @@ def _shown(kept: "Trajectory") -> "RenderableType":
         parts.append(Text(f"({hidden} more of its turns not kept)", style="dim"))
     parts.append(Rule(style="dim"))
     solved = "solved" if episode.success else "not solved"
-    parts.append(Text(f"{episode.ended} after {episode.turns} turns, reward {episode.reward:.4g}, {solved}", "bold"))
+    parts.append(
+        Text(f"{episode.ended} after {plural(episode.turns, 'turn')}, reward {episode.reward:.4g}, {solved}", "bold")
+    )
     title = f"task {episode.task} ({kept.kind}), played by {kept.worker}"
     return Panel(Group(*parts), title=Text(title), title_align="left")
+
+
+def _at(version: int | None) -> str:
+    return "" if version is None else f" at version {version}"
 
 
 def _of_task(task: int | None) -> str:

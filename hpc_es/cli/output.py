@@ -7,8 +7,8 @@ event and one per new version, each with its time.
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -27,10 +27,33 @@ if TYPE_CHECKING:  # it brings numba
     from hpc_es.launch.slurm_commands import JobStatus
 
 NUM_EVENTS_SHOWN = 4
+WIDTH_IN_FILES = 160
+"""Nothing tells how wide a pipe or a file is: wide enough for every cell of every table."""
+NUM_ROWS_SHOWN = 24
+"""Of a longer table its two ends are shown, unless it is asked for whole."""
+NUM_ROWS_AT_ENDS = 4
+
+Row = TypeVar("Row")
 
 
 def console(*, stderr: bool = False) -> Console:
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    out = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    if not out.is_terminal:
+        out.width = WIDTH_IN_FILES
+    return out
+
+
+def excerpt(rows: Sequence[Row], notable: Callable[[Row], bool], *, whole: bool) -> list[Row | None]:
+    """The rows to show of a long table: its ends and the notable ones; None stands for what is left out in between."""
+    if whole or len(rows) <= NUM_ROWS_SHOWN:
+        return list(rows)
+    shown: list[Row | None] = []
+    for place, row in enumerate(rows):
+        if min(place, len(rows) - 1 - place) < NUM_ROWS_AT_ENDS or notable(row):
+            shown.append(row)
+        elif shown[-1] is not None:
+            shown.append(None)
+    return shown
 
 
 def print_json(value: Any) -> None:
@@ -100,12 +123,15 @@ def jobs_line(jobs: "Sequence[JobStatus]") -> str:
     return "jobs: " + ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
-def versions_table(versions: "Sequence[VersionLine]") -> Table:
-    """What `verify` found, one row per version."""
+def versions_table(versions: "Sequence[VersionLine]", *, whole: bool = True) -> Table:
+    """What `verify` found, one row per version; of a long run the ends and what is wrong, unless `whole`."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for title in ("version", "digest", "recorded", "members", "fitness", "norm"):
         table.add_column(title, no_wrap=True)
-    for line in versions:
+    for line in excerpt(versions, lambda line: not line.ok, whole=whole):
+        if line is None:
+            table.add_row("...")
+            continue
         recorded = "not" if line.recorded is None else "the same" if line.ok else f"{line.recorded:016x}"
         fitness = "" if line.fitness is None else f"{line.fitness:.4f}"
         norm = "null" if line.null else f"{line.update_norm:.3g}"

@@ -2,23 +2,26 @@
 
 import csv
 import dataclasses
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_es.cli.arguments import ConfigFile, Json, Overrides, load_config
+from hpc_es.cli.arguments import ConfigFile, Json, Overrides, load_config, output_file
 from hpc_es.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from hpc_es.analysis.accounts import Simulated
+    from hpc_es.config import Config
 
 MAX_WORKERS = 100_000
-WIDTH_IN_FILES = 160
+SECONDS_UP_TO_S = 600
+"""Longer times are given in hours."""
 
 
 class Resample(StrEnum):
@@ -59,6 +62,7 @@ def simulate(
     from hpc_es.analysis.simulate import simulate as simulate_run
     from hpc_es.cli.output import console, print_json
 
+    output_file(table)
     settings = load_config(config, overrides)
     population = settings.es.population
     lasts = parse(durations, population=population, resample=resample.value, seed=seed)
@@ -68,11 +72,8 @@ def simulate(
             parse_seconds(lifetime, "--lifetime"), parse_seconds(requeue, "--requeue"), silent=silent
         )
     conditions = [with_mode(settings, mode) for mode in modes.split(",")]
-    results = [
-        simulate_run(condition, lasts, num_workers=count, preemption=preemption)
-        for count in _counts(workers, settings.launch.workers)
-        for condition in conditions
-    ]
+    cases = [(count, case) for count in _counts(workers, settings.launch.workers) for case in conditions]
+    results = [simulate_run(case, lasts, num_workers=count, preemption=preemption) for count, case in cases]
     rows = [_row(result, results) for result in results]
     if table is not None:
         _write_csv(rows, table)
@@ -80,9 +81,12 @@ def simulate(
         print_json({"durations": durations, "seed": seed, "results": rows})
         return
     out = console()
-    if not out.is_terminal:
-        out.width = WIDTH_IN_FILES
     out.print(_table(rows))
+    for line in _legend(rows):
+        out.print(line, style="dim", markup=False)
+    if preemption is None and Path(durations).exists():
+        for line in _beside_the_run(Path(durations), cases, results):
+            out.print(line, markup=False)
     events, seconds = sum(result.num_events for result in results), sum(result.compute_s for result in results)
     out.print(f"{events:,} events of the head in {seconds:.1f} s", style="dim", markup=False)
 
@@ -123,6 +127,43 @@ def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
         writer.writerows(rows)
 
 
+def _beside_the_run(path: Path, cases: "Sequence[tuple[int, Config]]", results: "Sequence[Simulated]") -> Iterator[str]:
+    """What the run took, where the same configuration was simulated with as many workers as it had."""
+    from hpc_es.config import compare
+    from hpc_es.config.load import from_record
+    from hpc_es.store import read
+
+    run = read(path)
+    recorded, num_workers = from_record(run.attrs["config"]), run.workers["seat"].nunique()
+    if len(run.updates) < recorded.run.num_updates:
+        return
+    leased = run.evaluations.loc[run.evaluations["source"] == "run", "time_leased"]
+    took = run.updates["time_committed"].max() - leased.min()
+    for (count, config), result in zip(cases, results, strict=True):
+        if count == num_workers and not compare(recorded, config)[0]:
+            yield (
+                f"the run itself took {_time(took)}; predicted {_time(result.wall_clock_s)} "
+                f"({result.wall_clock_s / took - 1:+.1%}), from the first lease to the last commit"
+            )
+            return
+
+
+def _legend(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return [f"{title}: {meaning}" for title, meaning in _MEANINGS.items() if any(map(_COLUMNS[title], rows))]
+
+
+def _significant(value: float) -> str:
+    """Three digits, and all before the point."""
+    digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+    return f"{value:,.{max(digits, 0)}f}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < SECONDS_UP_TO_S:
+        return f"{_significant(seconds)} s"
+    return f"{_significant(seconds / 3600)} h"
+
+
 def _table(rows: Sequence[dict[str, Any]]) -> "Table":
     from rich import box
     from rich.table import Table
@@ -148,8 +189,8 @@ def _factor(key: str) -> Callable[[dict[str, Any]], str]:
 _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "workers": lambda row: f"{row['num_workers']:,}",
     "mode": lambda row: row["mode"],
-    "s/update": lambda row: f"{row['seconds_per_update']:,.1f}",
-    "hours": lambda row: f"{row['wall_clock_s'] / 3600:,.3f}",
+    "s/update": lambda row: _significant(row["seconds_per_update"]),
+    "time": lambda row: _time(row["wall_clock_s"]),
     "speed-up": _factor("speedup"),
     "bound": _factor("speedup_bound"),
     "busy": _share("busy_share"),
@@ -163,3 +204,11 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "preempted": lambda row: f"{row['num_preemptions']:,}" if row["num_preemptions"] else "",
 }
 """Title -> text. A column of which every text is empty is not shown."""
+_MEANINGS = {
+    "time": "from the first lease to the last commit",
+    "speed-up": "against sync with as many workers",
+    "bound": "the speed-up if workers did nothing but the work that was accepted",
+    "waiting": "idle, as nothing can be handed out before others report",
+    "arena": "idle, as the head applies an update or writes a checkpoint",
+}
+"""Of the titles that do not speak for themselves."""

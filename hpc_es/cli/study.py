@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hpc_es.cli.arguments import Json, Overrides, RunFolder, run_paths
+from hpc_es.cli.arguments import AllRows, Json, Overrides, RunFolder, output_file, run_paths
 from hpc_es.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def counterfactual(
     drop: Annotated[str | None, typer.Option(help="stale[:LAG], slowest, longest or random[:SHARE].")] = None,
     sample: Annotated[int, typer.Option(min=0, help="Elements for exact cosines from the noise; 0: none.")] = 0,
     csv: Annotated[Path | None, typer.Option(help="Default: RUN/report/counterfactual.csv.")] = None,
+    whole: AllRows = False,
     json: Json = False,
 ) -> None:
     """What other settings would have made of each update, from the log alone."""
@@ -58,18 +59,21 @@ def counterfactual(
     from hpc_es.cli.output import console, print_json
 
     paths = run_paths(run)
+    output_file(csv)
     asked = list(overrides or ())
     asked += [f"es.shaping={shaping.value}"] if shaping else []
     asked += [f"es.baseline={baseline.value}"] if baseline else []
     asked += _lag_weight(lag_weight) if lag_weight is not None else []
     found = recompute(paths.root, asked, drop=None if drop is None else Drop.parse(drop), sample=sample)
-    csv = csv or paths.report / "counterfactual.csv"
+    if csv is None:
+        csv = paths.report / "counterfactual.csv"
+        csv.parent.mkdir(exist_ok=True)
     _write_csv(found, csv)
     if json:
         summary = {"cosine_mean": found.mean("cosine"), "norm_ratio_mean": found.mean("norm_ratio")}
         print_json({"run": str(run), **dataclasses.asdict(found), **summary, "csv": str(csv)})
     out = console(stderr=json)
-    out.print(_lines_table(found))
+    out.print(_lines_table(found, whole=whole))
     for line in _summary(found):
         out.print(line, markup=False)
     out.print(f"table: {csv}", markup=False)
@@ -87,17 +91,22 @@ def _write_csv(found: "Counterfactual", path: Path) -> None:
     rows = [dataclasses.asdict(line) for line in found.lines]
     if not rows:
         raise ConfigError("the run has no update yet")
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
 
 
-def _lines_table(found: "Counterfactual") -> "Table":
+def _lines_table(found: "Counterfactual", *, whole: bool) -> "Table":
+    from hpc_es.cli.output import excerpt
+
     exact = any(line.exact_cosine is not None for line in found.lines)
     table = _table("update", "members", "kept", "lag", "cosine", *(["exact"] if exact else []), "norm ratio")
-    for line in found.lines:
+    lowest = found.lowest()
+    for line in excerpt(found.lines, lambda line: line == lowest, whole=whole):
+        if line is None:
+            table.add_row("...")
+            continue
         table.add_row(
             str(line.update),
             str(line.num_members),
