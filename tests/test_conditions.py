@@ -11,6 +11,7 @@ import hpc_es.store
 from hpc_es.analysis import conditions
 from hpc_es.analysis.progress import TRAILING_UPDATES, outcome, progress
 from hpc_es.analysis.runs import condition_label, conditions_of, labelled, staleness_label
+from hpc_es.cli.report import read_runs
 from hpc_es.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -161,3 +162,49 @@ def test_a_base_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
         conditions.paired(staged(tmp_path), base="Async-1")
     with pytest.raises(ConfigError, match="the measure 'sucess' is unknown: success or fitness"):
         outcome(staged(tmp_path), "sucess")  # type: ignore[arg-type]
+
+
+# --- what may not be pooled --------------------------------------------------------------------------------------
+
+
+def test_one_name_for_runs_of_different_settings_is_refused(tmp_path: Path) -> None:
+    runs = [staged(tmp_path, seed=0), staged(tmp_path, seed=1, num_updates=6)]
+    with pytest.raises(ConfigError, match=r"run0 and run1 cannot both be 'Sync': run.num_updates is 8 and 6"):
+        conditions.table({"Sync": runs})
+    assert len(conditions_of(runs)) == 2
+
+
+def test_a_run_given_twice_is_refused(tmp_path: Path) -> None:
+    run = staged(tmp_path)
+    for twice in ([run, run], [run, run.folder], {"a": [run, run]}):
+        with pytest.raises(ConfigError, match=r"run0 is given twice in '(a|Sync)'"):
+            conditions.table(twice)  # type: ignore[arg-type]
+    assert len(conditions_of({"a": run, "b": run})) == 2
+
+
+def test_a_seed_that_comes_twice_in_a_condition_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"run0 and run1 of 'Sync' have the same seed, 3"):
+        conditions.table([staged(tmp_path, seed=3), staged(tmp_path, seed=3)])
+
+
+def test_an_unnamed_run_does_not_join_a_name_of_other_settings(tmp_path: Path) -> None:
+    paths = [staged(tmp_path, seed=seed, num_updates=updates).folder for seed, updates in ((0, 8), (1, 8), (0, 6))]
+    named = read_runs([f"Sync={paths[0]}", str(paths[1])])
+    assert {label: len(runs) for label, runs in named.items()} == {"Sync": 2}  # type: ignore[union-attr, arg-type]
+    named = read_runs([f"Sync={paths[0]}", str(paths[2])])
+    assert list(named) == ["Sync", "Sync (run2)"]  # type: ignore[arg-type]
+
+
+def test_runs_of_unequal_length_are_no_pair_and_the_foot_says_so(tmp_path: Path) -> None:
+    lag = {"staleness": LAG_2, "composition": tail({0: 2, 2: 2})}
+    runs = {
+        "Sync": [staged(tmp_path, seed=seed) for seed in (0, 1)],
+        "Shorter": [staged(tmp_path, seed=0, num_updates=4, **lag)],
+        "Unfinished": [staged(tmp_path, seed=0, success={4: 8}, **lag), staged(tmp_path, seed=1, **lag)],
+    }
+    found = conditions.paired(runs)
+    assert found["num_pairs"].tolist() == [0, 0, 1, 1]
+    assert found["num_unequal"].tolist() == [1, 1, 1, 1]
+    foot = conditions.paired_text(found).foot
+    assert "Left out of Shorter minus Sync: 1 pair of unequal length" in foot
+    assert "Left out of Unfinished minus Sync: 1 pair of" in foot

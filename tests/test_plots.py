@@ -16,7 +16,7 @@ from hpc_es.analysis.episodes import brackets, per_update, per_version
 from hpc_es.analysis.lags import composition, deviating_updates, lag_counts, prescribed
 from hpc_es.analysis.timeline import spans, worker_shares
 from hpc_es.analysis.waiting import discard_bias, members
-from hpc_es.errors import NothingToShow
+from hpc_es.errors import ConfigError, HpcEsError, NothingToShow
 from hpc_es.store import Run
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Committed, Discarded, Leased, Reported
@@ -81,6 +81,21 @@ def test_every_mode_has_its_figure_alone_and_beside_the_others(
 def test_a_run_that_has_just_begun_has_no_figures_and_it_says_why(plot: Callable[[Any], Any], empty: Run) -> None:
     with pytest.raises(NothingToShow, match=r"\w+ \w+ \w+"):
         plot(empty)
+
+
+@pytest.mark.parametrize(
+    "plot", [*EVERYWHERE, plots.plot_discards, plots.plot_brackets], ids=lambda plot: str(plot.__name__)
+)
+def test_figures_take_paths_as_well_as_runs(plot: Callable[[Any], Any], runs: dict[str, Run]) -> None:
+    run = runs["staircase" if plot is plots.plot_brackets else "natural"]
+    path = run.folder
+    for given in (str(path), path, [path], {"a": path}, {"a": [str(path)]}):
+        assert len(plot(given).axes) == len(plot(run).axes)
+    for wrong in (3, [None], {"a": 3}):
+        with pytest.raises(ConfigError, match="is no run: give a run"):
+            plot(wrong)
+    with pytest.raises(HpcEsError, match="nowhere is no run"):
+        plot("nowhere")
 
 
 def xs(line: Any) -> list[float]:

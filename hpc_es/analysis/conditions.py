@@ -1,7 +1,7 @@
 """Tables over several runs: what each condition reached and cost, over its seeds, and paired differences between them.
 
 Invariant: a number over repeated runs never stands without its standard deviation and their count; deviations are
-between runs (ddof 1), and a difference is only taken between runs of equal seed.
+between runs (ddof 1), and a difference is only taken between runs of equal seed and equal length.
 """
 
 import itertools
@@ -37,8 +37,8 @@ _EXACT_PAIRS = 14
 
 
 def outcomes(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
-    """One row per run: condition, run, seed, finished, start, peak, peak_update, final, final_update, num_tasks,
-    standard_error (of final, over the tasks)."""
+    """One row per run: condition, run, seed, num_updates (asked for), finished, start, peak, peak_update, final,
+    final_update, num_tasks, standard_error (of final, over the tasks)."""
     import pandas as pd
 
     rows = [
@@ -46,13 +46,14 @@ def outcomes(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
             "condition": condition.label,
             "run": str(run.attrs["run_id"]),
             "seed": seed(run),
+            "num_updates": int(run.config["run"]["num_updates"]),
             "finished": bool(run.attrs["finished"]),
             **vars(outcome(run, measure)),
         }
         for condition in conditions_of(runs)
         for run in condition.runs
     ]
-    return pd.DataFrame(rows, columns=["condition", "run", "seed", "finished", *_OUTCOME_FIELDS])
+    return pd.DataFrame(rows, columns=["condition", "run", "seed", "num_updates", "finished", *_OUTCOME_FIELDS])
 
 
 def table(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
@@ -79,9 +80,10 @@ def costs(runs: Runs) -> "pd.DataFrame":
 def paired(runs: Runs, base: str = "Sync", measure: Measure = "success") -> "pd.DataFrame":
     """Each condition minus the condition `base`, over runs of equal seed: peak, and final.
 
-    Columns: condition, base, outcome, num_pairs, mean, sd, low, high (95 % percentile bootstrap over pairs, which is
-    too narrow for few of them), num_better, p (two-sided, all flips of signs: 5 pairs cannot go below 0.0625). NaN
-    with fewer than three pairs. Errors: ConfigError when there is no such condition.
+    Runs of equal seed are no pair where num_updates or the update of the final evaluation differ: `num_unequal`.
+    Columns: condition, base, outcome, num_pairs, num_unequal, mean, sd, low, high (95 % percentile bootstrap over
+    pairs, which is too narrow for few of them), num_better, p (two-sided, all flips of signs: 5 pairs cannot go below
+    0.0625). NaN with fewer than three pairs. Errors: ConfigError when there is no such condition.
     """
     import pandas as pd
 
@@ -91,14 +93,20 @@ def paired(runs: Runs, base: str = "Sync", measure: Measure = "success") -> "pd.
         raise ConfigError(f"there is no condition {base!r} to compare with: {', '.join(labels) or 'no runs at all'}")
     rows = []
     for label in labels:
+        if label == base:
+            continue
+        mine, theirs = (per_run[per_run["condition"] == name] for name in (label, base))
+        same_seed = mine.merge(theirs, on="seed", suffixes=("", "_base")).dropna(subset=["final", "final_base"])
+        equal = (same_seed["num_updates"] == same_seed["num_updates_base"]) & (
+            same_seed["final_update"] == same_seed["final_update_base"]
+        )
+        pairs = same_seed[equal]
         for what in ("peak", "final"):
-            if label != base:
-                by_seed = per_run.pivot_table(index="seed", columns="condition", values=what)
-                columns = [by_seed.get(name, pd.Series(dtype=float)) for name in (label, base)]
-                pairs = (columns[0] - columns[1]).dropna()
-                rows.append({"condition": label, "base": base, "outcome": what, **_difference(pairs.tolist())})
-    names = ["condition", "base", "outcome", "num_pairs", "mean", "sd", "low", "high", "num_better", "p"]
-    return pd.DataFrame(rows, columns=names)
+            found = _difference((pairs[what] - pairs[f"{what}_base"]).tolist())
+            names = {"condition": label, "base": base, "outcome": what, "num_unequal": int((~equal).sum())}
+            rows.append({**names, **found})
+    columns = ["condition", "base", "outcome", "num_pairs", "num_unequal", "mean", "sd", "low", "high"]
+    return pd.DataFrame(rows, columns=[*columns, "num_better", "p"])
 
 
 # --- for people --------------------------------------------------------------------------------------------------
@@ -159,6 +167,12 @@ def paired_text(table: "pd.DataFrame", measure: Measure = "success") -> TextTabl
         "were better. The interval is a percentile bootstrap over pairs, and too narrow when they are few; p is "
         "two-sided over all flips of signs (with 5 pairs at least 0.0625), not corrected for the number of rows."
     )
+    unequal = table.loc[table["num_unequal"] > 0].drop_duplicates("condition")
+    for row in unequal.to_dict("records"):
+        foot += (
+            f" Left out of {row['condition']} minus {row['base']}: {row['num_unequal']} pair"
+            f"{'s' if row['num_unequal'] > 1 else ''} of unequal length (num_updates, or the last update evaluated)."
+        )
     return TextTable(header, rows, foot, num_names=3)
 
 

@@ -1,8 +1,9 @@
 """All figures of runs in one place, for notebooks: each takes a run, several, or runs by name, and returns a Figure.
 
-    from hpc_es.store import read
     from hpc_es.analysis.plots import plot_learning_curve
-    plot_learning_curve([read("runs/a"), read("runs/b")])
+    plot_learning_curve(["runs/a", "runs/b"])
+
+A run is the folder, the run.h5, or what hpc_es.store.read makes of it, which is quicker for several figures.
 
 A figure for which the runs have no data raises NothingToShow, which says why.
 """

@@ -1,21 +1,24 @@
 """Which run is which: runs of equal settings are one condition, and every condition has a name that tells it apart.
 
 Invariant: two runs are of one condition exactly when their configurations differ in nothing but run.seed and keys
-that change no bit of a result. Names are those of the asynchronous-ES paper (Hoy et al., 2026): Sync, Async-1,
-Lag-4 50 %, Tail-32, Staircase.
+that change no bit of a result, and no seed comes twice in one; a name given by hand does not change that. Names
+are those of the asynchronous-ES paper (Hoy et al., 2026): Sync, Async-1, Lag-4 50 %, Tail-32, Staircase.
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hpc_es.config.load import from_record
 from hpc_es.config.schema import HARMLESS
 from hpc_es.errors import ConfigError
-from hpc_es.store import Run
+from hpc_es.store import Run, read
 
-Runs = Run | Sequence[Run] | Mapping[str, Run | Sequence[Run]]
+Source = Run | str | Path
+"""A run, or where it is: a run folder or a run.h5."""
+Runs = Source | Sequence[Source] | Mapping[str, Source | Sequence[Source]]
 """What tables and figures take: one run, several, or runs by the name of their condition."""
 
 _APART = ("run.seed", *HARMLESS)
@@ -43,19 +46,30 @@ class Condition:
 
 
 def conditions_of(runs: Runs) -> list[Condition]:
-    """The conditions of some runs, in the order in which they first come; a mapping names them itself."""
+    """The conditions of some runs, in the order in which they first come; a mapping names them itself.
+
+    Errors: ConfigError for what is no run, for a seed that comes twice in one condition, and for a name given to runs
+    of different settings; those of hpc_es.store.read for a path.
+    """
     if isinstance(runs, Mapping):
-        return [Condition(label, tuple(_sequence(members))) for label, members in runs.items()]
+        named = [Condition(label, tuple(_sequence(members))) for label, members in runs.items()]
+        for condition in named:
+            _check_settings(condition)
+            _check_seeds(condition)
+        return named
     groups: dict[str, list[Run]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run in _sequence(runs):
-        flat = {key: value for key, value in flat_settings(run).items() if not _is_apart(key)}
+        flat = compared_settings(run)
         key = json.dumps(flat, sort_keys=True)
         groups.setdefault(key, []).append(run)
         settings[key] = flat
     names = {key: str(members[0].attrs["run_id"]) for key, members in groups.items()}
     labels = _distinct({key: condition_label(members[0]) for key, members in groups.items()}, settings, names)
-    return [Condition(labels[key], tuple(members)) for key, members in groups.items()]
+    found = [Condition(labels[key], tuple(members)) for key, members in groups.items()]
+    for condition in found:
+        _check_seeds(condition)
+    return found
 
 
 def labelled(runs: Runs) -> list[tuple[str, Run]]:
@@ -80,6 +94,17 @@ def settings(run: Run) -> dict[str, Any]:
 def flat_settings(run: Run) -> dict[str, Any]:
     """Dotted key -> value; lists and empty mappings are values."""
     return dict(_leaves(settings(run), ""))
+
+
+def compared_settings(run: Run) -> dict[str, Any]:
+    """`flat_settings` that are equal in all runs of a condition."""
+    return {key: value for key, value in flat_settings(run).items() if not _is_apart(key)}
+
+
+def place(run: Run) -> str:
+    """Its name, and where it lies if that is called otherwise: for messages."""
+    name = str(run.attrs["run_id"])
+    return name if run.folder is None or run.folder.name == name else f"{name} ({run.folder})"
 
 
 def seed(run: Run) -> int:
@@ -147,8 +172,48 @@ def _is_apart(key: str) -> bool:
     return any(key == known or key.startswith(known + ".") for known in _APART)
 
 
-def _sequence(runs: Run | Sequence[Run]) -> Sequence[Run]:
-    return [runs] if isinstance(runs, Run) else runs
+def _check_settings(condition: Condition) -> None:
+    """Errors: ConfigError when the runs are no repetitions of one another."""
+    for run in condition.runs[1:]:
+        first, other = compared_settings(condition.runs[0]), compared_settings(run)
+        for key in first | other:
+            if first.get(key) != other.get(key):
+                values = (json.dumps(flat.get(key)) for flat in (first, other))
+                raise ConfigError(
+                    f"{place(condition.runs[0])} and {place(run)} cannot both be {condition.label!r}: {key} is "
+                    f"{' and '.join(values)}; runs of one condition differ in their seed only, so give them two names"
+                )
+
+
+def _check_seeds(condition: Condition) -> None:
+    """Errors: ConfigError when a run or a seed comes twice."""
+    seen: dict[int, Run] = {}
+    for run in condition.runs:
+        earlier = seen.get(seed(run))
+        if earlier is None:
+            seen[seed(run)] = run
+            continue
+        if earlier is run or (earlier.folder and run.folder and earlier.folder.resolve() == run.folder.resolve()):
+            raise ConfigError(f"the run {place(run)} is given twice in {condition.label!r}; give it once")
+        raise ConfigError(
+            f"{place(earlier)} and {place(run)} of {condition.label!r} have the same seed, {seed(run)}: a deviation "
+            "between runs needs independent ones; leave one out, or report them under two names"
+        )
+
+
+def _sequence(runs: Source | Sequence[Source]) -> list[Run]:
+    several = [runs] if isinstance(runs, Run | str | Path) else runs
+    if not isinstance(several, Sequence):
+        raise ConfigError(f"{runs!r} is no run: give a run, its folder, several of these, or a mapping from names")
+    return [_run(one) for one in several]
+
+
+def _run(source: Source) -> Run:
+    if isinstance(source, Run):
+        return source
+    if not isinstance(source, str | Path):
+        raise ConfigError(f"{source!r} is no run: give a run (hpc_es.store.read), or its folder or run.h5 as a path")
+    return read(Path(source))
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:

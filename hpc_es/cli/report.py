@@ -56,8 +56,9 @@ def report(
 
 
 def read_runs(arguments: list[str]) -> "Runs":
-    """Runs by condition; those without a name get that of their settings. Errors: StoreError, ConfigError."""
-    from hpc_es.analysis.runs import conditions_of
+    """Runs by condition; those without a name get that of their settings, and their own beside it where another
+    condition has been given that one. Errors: ConfigError, StoreError."""
+    from hpc_es.analysis.runs import compared_settings, conditions_of
     from hpc_es.store import read
 
     named: dict[str, list[Run]] = {}
@@ -69,7 +70,10 @@ def read_runs(arguments: list[str]) -> "Runs":
         else:
             named.setdefault(name, []).append(read(path))
     for condition in conditions_of(plain):
-        named.setdefault(condition.label, []).extend(condition.runs)
+        label, first = condition.label, condition.runs[0]
+        if label in named and compared_settings(named[label][0]) != compared_settings(first):
+            label = f"{label} ({first.attrs['run_id']})"
+        named.setdefault(label, []).extend(condition.runs)
     return named
 
 
