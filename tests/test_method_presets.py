@@ -140,9 +140,8 @@ def loaded(tmp_path: Path, *presets: str) -> Loaded:
     (tmp_path / "base.yaml").write_text("es:\n  population: 40\n")
     lines = "".join(f"  - {METHODS / preset}.yaml\n" for preset in presets)
     path = tmp_path / "run.yaml"
-    path.write_text(
-        f"extends:\n  - base.yaml\n{lines}run: {{name: x}}\nmodel: {{path: models/x}}\ntask: {{env: sudoku}}\n"
-    )
+    minimal = "run: {name: x}\nmodel: {path: models/x}\ntask: {env: sudoku}\n"
+    path.write_text(f"extends:\n  - base.yaml\n{lines}{minimal}")
     return load(
         path, [] if any("run.num_updates" in PUBLISHED[preset] for preset in presets) else ["run.num_updates=9"]
     )
