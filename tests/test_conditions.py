@@ -10,6 +10,7 @@ from staged_run import Staged, stage, sync, tail
 import hpc_es.store
 from hpc_es.analysis import conditions
 from hpc_es.analysis.progress import TRAILING_UPDATES, outcome, progress
+from hpc_es.analysis.report_figures import Selection
 from hpc_es.analysis.runs import condition_label, conditions_of, labelled, staleness_label
 from hpc_es.cli.report import read_runs
 from hpc_es.errors import ConfigError
@@ -208,3 +209,10 @@ def test_runs_of_unequal_length_are_no_pair_and_the_foot_says_so(tmp_path: Path)
     foot = conditions.paired_text(found).foot
     assert "Left out of Shorter minus Sync: 1 pair of unequal length" in foot
     assert "Left out of Unfinished minus Sync: 1 pair of" in foot
+
+
+def test_a_figure_of_one_run_of_several_says_which(tmp_path: Path) -> None:
+    several = conditions_of([staged(tmp_path, seed=seed) for seed in (0, 1)])[0]
+    alone = conditions_of({"Alone": staged(tmp_path)})[0]
+    assert list(Selection((several, alone), "success").few) == ["Sync: run0, 1 of 2 runs", "Alone"]
+    assert list(Selection((several,), "success").few) == ["Sync: run0, 1 of 2 runs", "Sync: run1, 2 of 2 runs"]

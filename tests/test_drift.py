@@ -168,9 +168,10 @@ def test_a_walk_with_momentum_is_that_of_its_recursion() -> None:
 def test_magnitudes_have_sigma_among_their_thresholds(tmp_path: Path, model: Path) -> None:
     run, _ = replayed(tmp_path / "run", model)
     found = magnitudes(run)
-    assert found["threshold"].tolist() == [1e-3, 1.5e-3, 2e-3]  # sigma is 1e-3
-    assert found["share"][0] == (np.abs(sample(run).changes) <= 1e-3).mean()
-    assert found["walk"][0] == pytest.approx(share_within(1e-3, ALPHA * math.sqrt(8 / 4)), rel=1e-3)
+    assert found["threshold"].tolist() == [1e-4, 5e-4, 1e-3, 1.5e-3, 2e-3]  # sigma is 1e-3
+    assert found["sigmas"].tolist() == pytest.approx([0.1, 0.5, 1, 1.5, 2])
+    assert found["share"][2] == (np.abs(sample(run).changes) <= 1e-3).mean()
+    assert found["walk"][2] == pytest.approx(share_within(1e-3, ALPHA * math.sqrt(8 / 4)), rel=1e-3)
 
 
 def test_figures_of_movement(tmp_path: Path, model: Path) -> None:

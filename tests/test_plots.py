@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,22 @@ def test_discards_are_longer_where_the_late_ones_are(runs: dict[str, Run]) -> No
     assert 0 < found["low"] < found["difference"] < found["high"]
     assert discard_bias(runs["sync"]).empty
     assert len(plots.plot_discards(list(runs.values())).axes) == 2  # the others have none
+
+
+def test_a_few_discards_have_no_interval_and_the_figure_says_so(runs: dict[str, Run], tmp_path: Path) -> None:
+    few = stage(tmp_path / "run", replace(MODES["natural"], num_updates=4))
+    found = discard_bias(few)
+    assert 0 < found["num_discarded"].max() < 5
+    assert found[["low", "high"]].isna().all(axis=None)
+    right = plots.plot_discards(few).axes[1]
+    assert right.get_title(loc="left").endswith("consumed, no interval below 5")
+    assert "no interval" not in plots.plot_discards(runs["natural"]).axes[1].get_title(loc="left")
+
+
+def test_the_timeline_lists_only_what_occurs(runs: dict[str, Run]) -> None:
+    for chosen in (runs["sync"], [runs["sync"], runs["tail"]]):
+        texts = [text.get_text() for text in plots.plot_timeline(chosen).legends[0].get_texts()]
+        assert texts == ["member, consumed", "centre: the unperturbed policy", "commit"]
 
 
 # --- episodes ----------------------------------------------------------------------------------------------------

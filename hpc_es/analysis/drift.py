@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 THRESHOLDS = (1e-3, 1.5e-3, 2e-3)
-"""Magnitudes at which Zheng et al. (2026) give shares of parameters; sigma is added to them."""
+"""Magnitudes at which Zheng et al. (2026) give shares of a language model's parameters."""
+SIGMAS = (0.1, 0.5, 1.0, 2.0)
+"""Further thresholds, in units of the run's sigma: these have something to say at every scale."""
 _WALKERS = 2**15
 """Elements of a simulated walk, where an optimiser leaves no formula."""
 _TABLE_VARIANCE = 0.99998
@@ -89,19 +91,21 @@ def share_within(threshold: float, deviation: float) -> float:
 
 
 def magnitudes(run: Run, model: Path | None = None) -> "pd.DataFrame":
-    """Shares of trained parameters by |theta_V - theta_0|: threshold, share (in the sample), walk (the share that a
-    random walk of the same schedule should have), standard_error (by which it would miss that in as large a sample).
-    Errors: NothingToShow as `sample`."""
+    """Shares of trained parameters by |theta_V - theta_0|: threshold, sigmas (the same, in units of the first
+    update's sigma), share (in the sample), walk (the share that a random walk of the same schedule should have),
+    standard_error (by which it would miss that in as large a sample). Errors: NothingToShow as `sample`."""
     import pandas as pd
 
     found = sample(run, model)
     deviation = float(walk(found.commits).distances[-1])
-    rows = []
-    for threshold in sorted({*THRESHOLDS, _sigma(run)}):
+    sigma, rows = _sigma(run), []
+    for threshold in sorted({float(f"{value:.9g}") for value in (*THRESHOLDS, *(part * sigma for part in SIGMAS))}):
         share = float((abs(found.changes) <= threshold).mean())
         walking = share_within(threshold, deviation)
-        rows.append((threshold, share, walking, math.sqrt(walking * (1 - walking) / found.num_sampled)))
-    return pd.DataFrame(rows, columns=["threshold", "share", "walk", "standard_error"])
+        rows.append(
+            (threshold, threshold / sigma, share, walking, math.sqrt(walking * (1 - walking) / found.num_sampled))
+        )
+    return pd.DataFrame(rows, columns=["threshold", "sigmas", "share", "walk", "standard_error"])
 
 
 def plot_update_norms(runs: Runs) -> "Figure":
@@ -124,8 +128,8 @@ def plot_update_norms(runs: Runs) -> "Figure":
 
 
 def plot_drift(runs: Runs, model: Path | None = None) -> "Figure":
-    """Per run: length of each update, distance from theta_0, and the ratio of that to the random walk; the band is two
-    standard errors, of the sample and of the walk. Errors: NothingToShow where no run can be sampled."""
+    """Per run: length of each update, distance from theta_0, and the ratio of that to the random walk; the band and
+    the ± of the title are two standard errors, of the sample and of the walk. Errors: NothingToShow where no run can be sampled."""
     shown, missing = _sampled(runs, model)
     figure, rows = panels(len(shown), 3, width=10.5, height=2.6)
     _name_missing(figure, missing)
@@ -190,7 +194,7 @@ def _draw_ratio(axes: "Axes", found: Sample) -> None:
     axes.plot(updates[moved], ratio, color=colour(0), linewidth=1.6)
     axes.fill_between(updates[moved], ratio - 2 * error, ratio + 2 * error, color=colour(0), alpha=0.2)
     whole_numbers(axes)
-    last = f"{ratio[-1]:.4f} ± {error[-1]:.4f}" if len(ratio) else "no change"
+    last = f"{ratio[-1]:.4f} ± {2 * error[-1]:.4f}" if len(ratio) else "no change"
     title(axes, f"distance / walk: {last}")
 
 
@@ -205,13 +209,18 @@ def _draw_magnitudes(axes: "Axes", found: Sample, table: "pd.DataFrame") -> None
     )
     walking = [share_within(float(value), deviation) for value in grid]
     axes.plot(grid, walking, color="black", linewidth=1, linestyle="--", label="random walk, same schedule")
+    for threshold in table["threshold"].tolist():
+        if grid[0] < threshold < grid[-1]:
+            axes.axvline(threshold, color=MUTED, linewidth=0.7, linestyle=":")
     log_scale(axes)
     percent(axes)
     lines = [
-        f"≤ {row.threshold:g}:  {row.share:.2%}  (walk {row.walk:.2%} ± {row.standard_error:.2%})"
+        f"≤ {row.threshold:g} ({row.sigmas:.3g} sigma):  {row.share:.2%}  "
+        f"(walk {row.walk:.2%} ± {row.standard_error:.2%})"
         for row in table.itertuples()
     ]
-    axes.text(0.02, 0.97, "\n".join(lines), transform=axes.transAxes, va="top", fontsize=7.5, color=MUTED)
+    box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1}
+    axes.text(0.02, 0.97, "\n".join(lines), transform=axes.transAxes, va="top", fontsize=7, color=MUTED, bbox=box)
     legend(axes, loc="lower right")
 
 

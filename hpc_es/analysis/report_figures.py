@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hpc_es.analysis import plots
 from hpc_es.analysis.progress import Measure
-from hpc_es.analysis.runs import Condition, labelled
+from hpc_es.analysis.runs import Condition, labelled_within
 from hpc_es.store import Run
 
 if TYPE_CHECKING:
@@ -33,10 +33,9 @@ class Selection:
 
     @property
     def few(self) -> Mapping[str, Run]:
-        """One per condition, the first; of a single condition its first runs."""
-        named = labelled(self.runs)
-        if len(self.conditions) > 1:
-            named = [(condition.label, condition.runs[0]) for condition in self.conditions if condition.runs]
+        """One per condition, the first; of a single condition its first runs. Labels say which run of how many."""
+        most = MAX_PANELS if len(self.conditions) == 1 else 1
+        named = [pair for condition in self.conditions for pair in labelled_within(condition)[:most]]
         return dict(named[:MAX_PANELS])
 
     @property
@@ -104,7 +103,9 @@ TIME = (
         "timeline",
         "Who did what, and when",
         "One line per worker: its evaluations by what became of them, commits as vertical lines; white is idle time, "
-        "which a barrier leaves before every commit.",
+        "which a barrier leaves before every commit. A member that is only reported has come back, but no update had "
+        "consumed or refused it by the end of the record; the centre is the unperturbed policy, on held-out tasks or "
+        "on the tasks of a cohort.",
         lambda chosen: plots.plot_timeline(chosen.few),
         per_run=True,
     ),
@@ -135,7 +136,8 @@ TIME = (
         "discards",
         "What was thrown away, and whether that is a bias",
         "Left, worker-seconds by the update that consumed or refused them; right, how much longer discarded members "
-        "were than consumed ones (95 % bootstrap intervals): right of zero, updates lack long episodes.",
+        "were than consumed ones (95 % bootstrap intervals, none where there are fewer than five of either): right of "
+        "zero, updates lack long episodes.",
         lambda chosen: plots.plot_discards(chosen.few),
         per_run=True,
     ),
@@ -152,8 +154,8 @@ MOVEMENT = (
         "drift",
         "Distance from theta_0, beside a random walk",
         "The dashed line is the same schedule with its utilities dealt out at random. Above it, updates have added up "
-        "in one direction; on it, size alone shows no learning. The band is two standard errors, of a sample of "
-        "parameters that was replayed from the journal and of the walk itself.",
+        "in one direction; on it, size alone shows no learning. The band, and ± in the title, are two standard errors, "
+        "of a sample of parameters that was replayed from the journal and of the walk itself.",
         lambda chosen: plots.plot_drift(chosen.few, chosen.model),
         per_run=True,
     ),
@@ -161,7 +163,8 @@ MOVEMENT = (
         "magnitudes",
         "Parameters by how far they moved",
         "Share of the sampled parameters that moved by at most so much, and what a random walk of the same schedule "
-        "should have, with the error that it would have in as large a sample.",
+        "should have, with the standard error that it would have in as large a sample. Thresholds are those of the "
+        "literature, for language models, and multiples of the run's own sigma; those within the axis are dotted.",
         lambda chosen: plots.plot_magnitudes(chosen.few, chosen.model),
         per_run=True,
     ),

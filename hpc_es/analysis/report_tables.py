@@ -1,6 +1,6 @@
 """The tables of a report: as numbers for a CSV, and as text for people where they are short enough to read."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,8 @@ def tables(chosen: Selection, base: str) -> Iterator[Table]:
     yield Table("composition", _by_run(runs, _long_composition))
     yield Table("workers", _by_run(runs, worker_shares))
     yield Table("discard_bias", _by_run(runs, lambda run: discard_bias(run).reset_index()))
-    yield Table("magnitudes", _by_run(chosen.few, lambda run: magnitudes(run, chosen.model)))
+    few = list(chosen.few.values())
+    yield Table("magnitudes", _by_run(runs, lambda run: magnitudes(run, chosen.model), only=few))
 
 
 def run_overview(runs: conditions.Runs) -> "pd.DataFrame":
@@ -111,12 +112,16 @@ def _long_composition(run: Run) -> "pd.DataFrame":
     return found.melt("update", value_name="members").sort_values(["update", "lag"])
 
 
-def _by_run(runs: conditions.Runs | Mapping[str, Run], frame: "Callable[[Run], pd.DataFrame]") -> "pd.DataFrame":
-    """The frames of all runs that have one, each row led by the run's label."""
+def _by_run(
+    runs: conditions.Runs, frame: "Callable[[Run], pd.DataFrame]", only: Sequence[Run] | None = None
+) -> "pd.DataFrame":
+    """The frames of all runs that have one (or of `only` these), each row led by the run's label."""
     import pandas as pd
 
     frames = []
     for label, run in labelled(runs):
+        if only is not None and run not in only:
+            continue
         try:
             found = frame(run)
         except NothingToShow:

@@ -83,6 +83,17 @@ def labelled(runs: Runs) -> list[tuple[str, Run]]:
     return [(label if counts[label] == 1 else f"{label} ({run.attrs['run_id']})", run) for label, run in named]
 
 
+def labelled_within(condition: Condition) -> list[tuple[str, Run]]:
+    """Runs of a condition with a label that says which of how many each is: "Sync: sync1, 2 of 3 runs"."""
+    total = len(condition.runs)
+    if total == 1:
+        return [(condition.label, condition.runs[0])]
+    return [
+        (f"{condition.label}: {run.attrs['run_id']}, {number} of {total} runs", run)
+        for number, run in enumerate(condition.runs, start=1)
+    ]
+
+
 def settings(run: Run) -> dict[str, Any]:
     """The configuration with the defaults of today, nested; as recorded where another hpc_es wrote it."""
     try:

@@ -26,8 +26,8 @@ _FATE_LABELS = {
     "accepted": "member, consumed",
     "discarded": "member, discarded",
     "void": "void",
-    "other": "member, reported",
-    "eval": "centre",
+    "other": "member, reported: neither consumed nor refused yet",
+    "eval": "centre: the unperturbed policy",
 }
 
 
@@ -80,7 +80,7 @@ def plot_timeline(runs: Runs, window: tuple[float, float] | None = None) -> "Fig
     for (axes,), (label, run, found) in zip(rows, shown, strict=True):
         _draw_timeline(axes, label, run, found, window)
     rows[-1][0].set_xlabel("seconds since the run's first plan")
-    _legend_of_fates(figure, shown[0][2] if len(shown) == 1 else None)
+    _legend_of_fates(figure, {str(fate) for *_, found in shown for fate in found["fate"]})
     return figure
 
 
@@ -157,14 +157,14 @@ def _draw_shares(axes: "Axes", label: str, found: "pd.DataFrame") -> None:
     title(axes, f"{label}: all workers together busy {busy:.1%}, useful {useful:.1%}{some_of}")
 
 
-def _legend_of_fates(figure: "Figure", found: "pd.DataFrame | None") -> None:
+def _legend_of_fates(figure: "Figure", occurring: set[str]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    fates = _FATE_LABELS if found is None else {f: text for f, text in _FATE_LABELS.items() if f in set(found["fate"])}
+    fates = {fate: text for fate, text in _FATE_LABELS.items() if fate in occurring}
     handles: list[Any] = [Patch(color=FATES[fate], label=text) for fate, text in fates.items()]
     handles.append(Line2D([], [], color="black", linewidth=0.8, label="commit"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=8, frameon=False, labelcolor=MUTED)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=8, frameon=False, labelcolor=MUTED)
 
 
 def _by_number(name: str) -> tuple[tuple[int, str], ...]:

@@ -4,6 +4,7 @@ Invariant: flight is from the lease to the journalled result, queue from there t
 the head's clock. Durations are the worker's own, by its monotonic clock.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from hpc_es.analysis.canvas import (
@@ -20,7 +21,7 @@ from hpc_es.analysis.canvas import (
     whole_numbers,
 )
 from hpc_es.analysis.progress import busy_seconds, tokens
-from hpc_es.analysis.runs import Runs, conditions_of, labelled
+from hpc_es.analysis.runs import Runs, conditions_of, labelled, labelled_within
 from hpc_es.errors import NothingToShow
 from hpc_es.store import Run
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NUM_RESAMPLES = 2_000
+MIN_FOR_INTERVAL = 5
+"""Fewer members, consumed or discarded, have no interval: a bootstrap of them says nothing."""
 MAX_WORKERS = 24
 
 
@@ -63,7 +66,7 @@ def members(run: Run) -> "pd.DataFrame":
 def discard_bias(run: Run) -> "pd.DataFrame":
     """Whether what was discarded took longer than what was consumed. Rows: seconds, turns, tokens (per evaluation or
     per episode); columns: consumed, discarded (means), num_consumed, num_discarded, difference, low, high (95 %
-    percentile bootstrap of the difference of means, fixed seed)."""
+    percentile bootstrap of the difference of means, fixed seed; NaN where there are fewer than five of either)."""
     import numpy as np
     import pandas as pd
 
@@ -74,8 +77,10 @@ def discard_bias(run: Run) -> "pd.DataFrame":
         discarded = found.loc[found["status"] == "discarded", what].dropna().to_numpy(float)
         if not len(consumed) or not len(discarded):
             continue
-        resampled = _resampled_means(discarded, generator) - _resampled_means(consumed, generator)
-        low, high = np.percentile(resampled, [2.5, 97.5])
+        low = high = math.nan
+        if min(len(consumed), len(discarded)) >= MIN_FOR_INTERVAL:
+            resampled = _resampled_means(discarded, generator) - _resampled_means(consumed, generator)
+            low, high = np.percentile(resampled, [2.5, 97.5])
         means = float(consumed.mean()), float(discarded.mean())
         rows[what] = {
             "consumed": means[0],
@@ -93,22 +98,25 @@ def discard_bias(run: Run) -> "pd.DataFrame":
 def plot_durations(runs: Runs) -> "Figure":
     """Share of members that took at most so many seconds, by condition (left); the same by worker, as quartiles and
     the range from 5 to 95 %, of the first run (right). Errors: NothingToShow without results."""
-    conditions = [(c.label, [found for run in c.runs if len(found := members(run))]) for c in conditions_of(runs)]
-    conditions = [(label, frames) for label, frames in conditions if frames]
+    conditions = [
+        (condition.label, frames)
+        for condition in conditions_of(runs)
+        if (frames := [(label, found) for label, run in labelled_within(condition) if len(found := members(run))])
+    ]
     if not conditions:
         raise NothingToShow("no member has been evaluated yet")
-    label, first = conditions[0]
-    num_workers = min(first[0]["worker"].nunique(), MAX_WORKERS)
+    first_label, first = conditions[0][1][0]
+    num_workers = min(first["worker"].nunique(), MAX_WORKERS)
     figure, ((left, right),) = panels(1, 2, width=10.5, height=max(3.2, 0.8 + 0.15 * num_workers))
     for number, (name, frames) in enumerate(conditions):
-        _draw_distribution(left, name, frames, colour(number))
+        _draw_distribution(left, name, [found for _, found in frames], colour(number))
     log_scale(left)
     left.set_xlabel("seconds of an evaluation (update, perturb, roll out)")
     left.set_ylabel("share of members")
     percent(left)
     title(left, "Durations of evaluations")
-    _draw_by_worker(right, first[0])
-    title(right, f"By worker: {label}" + (", first run" if len(first) > 1 else ""))
+    _draw_by_worker(right, first)
+    title(right, f"By worker: {first_label}")
     legend_below(figure, left)
     return figure
 
@@ -217,7 +225,8 @@ def _draw_bias(axes: "Axes", bias: "pd.DataFrame") -> None:
     names = {"seconds": "seconds", "turns": "turns per episode", "tokens": "tokens per episode"}
     relative = bias[["difference", "low", "high"]].div(bias["consumed"], axis=0)
     for place, (middle, low, high) in enumerate(relative.to_numpy()):
-        axes.plot([low, high], [place, place], color=FATES["discarded"], linewidth=2)
+        if not math.isnan(low):
+            axes.plot([low, high], [place, place], color=FATES["discarded"], linewidth=2)
         axes.plot(middle, place, "o", color=FATES["discarded"])
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(bias)), [names[str(name)] for name in bias.index])
@@ -225,7 +234,9 @@ def _draw_bias(axes: "Axes", bias: "pd.DataFrame") -> None:
     axes.grid(axis="y", visible=False)
     percent(axes, "x")
     consumed, discarded = bias[["num_consumed", "num_discarded"]].max()
-    title(axes, f"{discarded:,.0f} discarded against {consumed:,.0f} consumed")
+    enough = min(discarded, consumed) >= MIN_FOR_INTERVAL
+    without = "" if enough else f", no interval below {MIN_FOR_INTERVAL}"
+    title(axes, f"{discarded:,.0f} discarded against {consumed:,.0f} consumed{without}")
 
 
 def _resampled_means(values: "np.ndarray[Any, Any]", generator: "np.random.Generator") -> "np.ndarray[Any, Any]":
