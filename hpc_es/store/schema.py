@@ -169,7 +169,7 @@ WORKERS = (
     Column("time_joined", "float64", EPOCH, "first Hello"),
     Column("time_left", "float64", EPOCH, "when it was last known to leave; NaN: it is connected"),
     Column("left", "str", "", "why it left"),
-    Column("seconds_connected", "float64", "s", "under any head, up to the last word about it"),
+    Column("seconds_connected", "float64", "s", "from its first Hello to the last word about it, heads or no heads"),
     Column("seconds_busy", "float64", "s", "updating, perturbing and rolling out, in all results it reported"),
     Column("seconds_useful", "float64", "s", "the same, in accepted evaluations only"),
     Column("num_results", "int64", "evaluations", "reported"),

@@ -14,11 +14,11 @@ class _Worker:
     host: str
     slurm_job: str
     array_task: str
-    since: float | None
-    """Start of the present connection; None while there is none."""
+    since: float
+    """First Hello."""
     heard: float
     """Time of the last word about it."""
-    seconds_before: float = 0.0
+    present: bool = True
     seconds_busy: float = 0.0
     seconds_useful: float = 0.0
     num_results: int = 0
@@ -27,7 +27,7 @@ class _Worker:
 
 
 class WorkerRows:
-    """Connections end with their head too: a worker that joins the next one goes on in its row."""
+    """A worker that comes back, to the next head say, goes on in its row and was there all the time: it worked on."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -38,8 +38,9 @@ class WorkerRows:
     def join(self, record: journal.Joined) -> None:
         name, facts = record.worker, record.facts
         if (known := self._workers.get(name)) is not None:
-            known.since = record.time
+            known.present = True
             self._rows.set(known.row, time_left=math.nan, left="")
+            self._change(name, record.time)
             return
         job, task = facts.get("slurm_job", ""), facts.get("array_task", "")
         row = self._rows.new(
@@ -58,10 +59,9 @@ class WorkerRows:
 
     def leave(self, name: str, time: float, reason: str) -> None:
         worker = self._workers.get(name)
-        if worker is None or worker.since is None:
+        if worker is None or not worker.present:
             return
-        worker.seconds_before += max(time - worker.since, 0.0)
-        worker.since = None
+        worker.present = False
         self._rows.set(worker.row, time_left=time, left=reason)
         self._change(name, time)
 
@@ -91,12 +91,11 @@ class WorkerRows:
             self._change(name, time)
 
     def write_sums(self) -> None:
-        """Bring the sums in the rows up to date, those of a live connection up to the last word about it."""
+        """Bring the sums in the rows up to date."""
         for worker in self._changed.values():
-            connected = max(worker.heard - worker.since, 0.0) if worker.since is not None else 0.0
             self._rows.set(
                 worker.row,
-                seconds_connected=worker.seconds_before + connected,
+                seconds_connected=max(worker.heard - worker.since, 0.0),
                 seconds_busy=worker.seconds_busy,
                 seconds_useful=worker.seconds_useful,
                 num_results=worker.num_results,
