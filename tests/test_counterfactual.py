@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import small_checkpoint
 from staged_run import Staged, stage
+from typer.testing import CliRunner
 
 from hpc_es.analysis.counterfactual import Drop, cosine, counterfactual, direction, exact_cosine, norm_ratio
+from hpc_es.cli import app
 from hpc_es.config import save
 from hpc_es.config.load import from_record
 from hpc_es.errors import ConfigError, VerifyError
@@ -228,3 +230,19 @@ def test_exact_cosines_come_from_the_trained_tensors_of_the_base_model(tmp_path:
         assert line.exact_cosine == pytest.approx(line.cosine, abs=0.05)
     assert found.lines == counterfactual(run, ["es.shaping=centred_ranks"], sample=4000).lines
     assert json.dumps([line.exact_cosine for line in found.lines], allow_nan=False)
+
+
+def test_the_command_writes_its_table_where_there_is_a_folder_and_shows_the_ends_of_a_long_one(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", Staged(num_updates=40))
+    command = ["counterfactual", str(run), "--shaping", "centred_ranks"]
+    wrong = CliRunner().invoke(app, [*command, "--csv", str(tmp_path / "none" / "x.csv")])
+    assert (wrong.exit_code, wrong.stdout) == (2, "")
+    assert not (tmp_path / "none").exists()
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    assert len((run / "report" / "counterfactual.csv").read_text().splitlines()) == 41
+    rows = [line.split()[0] for line in done.stdout.splitlines() if line.split()[0].isdigit()]
+    assert rows[:4] + rows[-4:] == ["1", "2", "3", "4", "37", "38", "39", "40"]
+    assert len(rows) <= 9, "the ends and the lowest cosine"
+    whole = CliRunner().invoke(app, [*command, "--all"]).stdout
+    assert sum(line.split()[0].isdigit() for line in whole.splitlines()) == 40

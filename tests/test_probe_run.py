@@ -1,5 +1,6 @@
 """Probes on recorded runs: which members, tasks and seeds they score, and around which theta."""
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -63,6 +64,13 @@ def recorded(tmp_path: Path) -> Recorded:
     return Recorded.read(root)
 
 
+@pytest.fixture
+def sampled(recorded: Recorded) -> Recorded:
+    """The same run with a temperature."""
+    sampling = recorded.config.sampling.model_copy(update={"temperature": 1.0})
+    return dataclasses.replace(recorded, config=recorded.config.model_copy(update={"sampling": sampling}))
+
+
 def planned(recorded: Recorded, version: int) -> list[Assignment]:
     records = read_journal(recorded.paths.root)
     return [a for r in records if isinstance(r, Planned) and r.version == version for a in r.assignments]
@@ -77,10 +85,10 @@ def stale(recorded: Recorded, **options: Any) -> StaleScores:
 
 
 def test_a_noise_probe_plays_the_runs_own_members_and_varies_one_thing_at_a_time(
-    recorded: Recorded, script: Script
+    sampled: Recorded, script: Script
 ) -> None:
-    scores = noise(recorded, version=2, members=4, repeats=3)
-    own = planned(recorded, 2)[:4]
+    scores = noise(sampled, version=2, members=4, repeats=3)
+    own = planned(sampled, 2)[:4]
     assert len(script.played) == 4 * 5
     for i, assignment in enumerate(own):
         plays = script.played[5 * i : 5 * i + 5]
@@ -97,6 +105,41 @@ def test_a_noise_probe_plays_the_runs_own_members_and_varies_one_thing_at_a_time
     assert [len(tasks) for tasks in batches] == [1] * 5, "all members play the same batches"
     assert scores.seeds == tuple(a.member.seed for a in own if a.member is not None)
     assert (scores.population, scores.num_tasks) == (5, 2)
+
+
+def test_a_greedy_noise_probe_repeats_once_and_spends_the_rest_on_fresh_batches(
+    recorded: Recorded, script: Script
+) -> None:
+    scores = noise(recorded, version=2, members=3, repeats=4)
+    assert scores.greedy
+    assert len(script.played) == 3 * 7
+    for i, assignment in enumerate(planned(recorded, 2)[:3]):
+        tasks = [play.tasks for _, _, play in script.played[7 * i : 7 * i + 7]]
+        assert tasks[:2] == [assignment.tasks] * 2
+        assert len(set(tasks[2:]) - {assignment.tasks}) == 5
+        assert (len(scores.same[i]), len(scores.fresh[i])) == (2, 6)
+
+
+def test_the_command_says_what_greedy_repeats_are_worth(
+    recorded: Recorded, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["noise", str(recorded.paths.root), "--members", "3"]
+    differ = CliRunner().invoke(app, ["probe", *command])
+    assert "greedy, yet repeats on the same tasks differ" in differ.stdout
+    assert "\N{HORIZONTAL ELLIPSIS}" not in differ.stdout, "cells are whole where there is no terminal"
+
+    async def play(assignment: Assignment) -> Result:
+        return Result(assignment.eval_id, assignment.eval_id.slot + sum(assignment.tasks), (), 0, 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr(script, "play", play)
+    script.where = (0, None)
+    identical = CliRunner().invoke(app, ["probe", *command])
+    assert "greedy: repeats on the same tasks are identical" in identical.stdout
+    assert "its own batch twice and 5 fresh ones" in identical.stdout
+    script.where = (0, None)
+    stale = CliRunner().invoke(app, ["probe", "stale", str(recorded.paths.root), "--members", "3"])
+    assert "lag 0 is the same score twice and no ceiling" in " ".join(stale.stdout.split())
+    assert "of lag 0" not in stale.stdout
 
 
 def test_a_probe_of_the_last_version_draws_the_members_that_the_run_would_have_had(

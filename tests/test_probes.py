@@ -127,10 +127,25 @@ def test_scores_without_signal_are_called_so() -> None:
     rng = np.random.default_rng(6)
     noise = rng.normal(0, 1, (2, 8, 4))
     floor = noise_floor(noise[0].tolist(), noise[1].tolist(), num_tasks=4, population=8, seeds=range(8))
-    assert verdict(floor).startswith("no signal shows above the noise with 8 members scored 4 times")
+    assert verdict(floor).startswith("no signal shows above the noise with 8 members on 4 batches")
     still = noise_floor([[0.5] * 3] * 4, [[0.5] * 3] * 4, num_tasks=4, population=8, seeds=range(4))
     assert (still.reliability.value, still.trades, still.best_num_tasks) == (0.0, (), None)
     assert verdict(still).startswith("no signal shows")
+
+
+def test_one_batch_twice_and_many_fresh_ones_give_the_same_components(few_resamples: None) -> None:
+    """As a greedy probe plays: the numbers of scores need not be equal."""
+    rng = np.random.default_rng(8)
+    floors = []
+    for _ in range(100):
+        _, fresh = make_scores(rng, 24, 6)
+        own = fresh[:, :1].tolist()
+        floors.append(
+            noise_floor([row * 2 for row in own], fresh.tolist(), num_tasks=16, population=30, seeds=range(24))
+        )
+    assert max(abs(floor.sampling_noise.value) for floor in floors) < 1e-12
+    assert np.mean([floor.signal.value for floor in floors]) == pytest.approx(SIGNAL, rel=0.15)
+    assert np.mean([floor.task_noise.value for floor in floors]) == pytest.approx(TASK + SAMPLING, rel=0.1)
 
 
 def test_halves_of_a_pair_are_resampled_together() -> None:

@@ -66,7 +66,8 @@ class NoiseFloor:
     """Variances in (reward)^2 of one score at the run's T; estimates may fall below zero, as unbiased ones do."""
 
     num_members: int
-    num_repeats: int
+    num_batches: int
+    """That every member was scored on."""
     num_tasks: int
     signal: Estimate
     """Between members."""
@@ -94,22 +95,22 @@ def noise_floor(
     seeds: Sequence[int],
     costs: tuple[float, float] | None = None,
 ) -> NoiseFloor:
-    """The decomposition of scores [M][k] on one batch with k sampling seeds, and [M][k] on k batches; M, k >= 2.
+    """The decomposition of scores [M][k] on one batch with k sampling seeds, and [M][b] on b batches; M, k, b >= 2.
 
     `seeds` names each member's noise: members with one seed are resampled together. `costs`: worker-seconds that a
     member takes before its first episode, and those of an episode.
     """
     import numpy as np
 
-    scores = np.stack([np.asarray(same, float), np.asarray(fresh, float)])
-    found, resampled = _components(scores), _resample(scores, seeds)
+    on_one, on_fresh = np.asarray(same, float), np.asarray(fresh, float)
+    found, resampled = _components(on_one, on_fresh), _resample(on_one, on_fresh, seeds)
     variances = [Estimate(float(value), *_interval(resampled[:, i])) for i, value in enumerate(found)]
     signal, task_noise, sampling_noise, batch = variances
     reliability = Estimate(_reliability(found), *_interval(np.array([_reliability(row) for row in resampled])))
     noise = task_noise.value + sampling_noise.value
     return NoiseFloor(
-        num_members=scores.shape[1],
-        num_repeats=scores.shape[2],
+        num_members=on_fresh.shape[0],
+        num_batches=on_fresh.shape[1],
         num_tasks=num_tasks,
         signal=signal,
         task_noise=task_noise,
@@ -125,7 +126,7 @@ def verdict(floor: NoiseFloor) -> str:
     """What to do about it, in plain words."""
     if floor.signal.value <= 0 or floor.signal.low <= 0:
         return (
-            f"no signal shows above the noise with {floor.num_members} members scored {floor.num_repeats} times: the "
+            f"no signal shows above the noise with {floor.num_members} members on {floor.num_batches} batches: the "
             "interval of the variance between members reaches zero; score more members, or raise es.sigma"
         )
     share = f"{floor.reliability.value:.0%} of the variance of z is signal"
@@ -205,14 +206,14 @@ def _ranks(values: "Array") -> "Array":
 # --- variance components ----------------------------------------------------------------------------------------
 
 
-def _components(scores: "Array") -> "Array":
-    """(signal, task noise, sampling noise, batch) from scores [2, M, k]: one batch, then fresh batches."""
+def _components(same: "Array", fresh: "Array") -> "Array":
+    """(signal, task noise, sampling noise, batch) from scores [M, k] on one batch and [M, b] on fresh ones."""
     import numpy as np
 
-    _, _, sampling = _mean_squares(scores[0])
-    members, batches, residual = _mean_squares(scores[1])
-    num_members, repeats = scores.shape[1:]
-    signal = (members - residual) / repeats
+    _, _, sampling = _mean_squares(same)
+    members, batches, residual = _mean_squares(fresh)
+    num_members, num_batches = fresh.shape
+    signal = (members - residual) / num_batches
     return np.array([signal, residual - sampling, sampling, (batches - residual) / num_members])
 
 
@@ -236,7 +237,7 @@ def _reliability(components: "Array") -> float:
     return signal / (signal + noise) if signal + noise > 0 else 0.0
 
 
-def _resample(scores: "Array", seeds: Sequence[int]) -> "Array":
+def _resample(same: "Array", fresh: "Array", seeds: Sequence[int]) -> "Array":
     """Components of members drawn with replacement, [resamples, 4].
 
     G groups drawn from G vary by (G - 1) / G of what G drawn anew would, in every mean square over members alike.
@@ -245,7 +246,7 @@ def _resample(scores: "Array", seeds: Sequence[int]) -> "Array":
 
     drawn = list(_draws(seeds))
     groups = len(set(seeds))
-    components = np.array([_components(scores[:, rows]) for rows in drawn])
+    components = np.array([_components(same[rows], fresh[rows]) for rows in drawn])
     components[:, :3] *= groups / (groups - 1)
     return components
 

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_es.cli.arguments import Json, RunFolder, run_paths
+from hpc_es.cli.arguments import Json, RunFolder, plural, run_paths
 from hpc_es.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from hpc_es.analysis.probes import Agreement, Estimate, NoiseFloor
+    from hpc_es.launch.probes import NoiseScores
 
 Version = Annotated[int | None, typer.Option(help="Default: the last.")]
 Members = Annotated[int, typer.Option(help="How many members to score.")]
@@ -33,7 +34,9 @@ def noise(
     run: RunFolder,
     version: Version = None,
     members: Members = 8,
-    repeats: Annotated[int, typer.Option(help="Scores per member, on one batch and on fresh ones.")] = 4,
+    repeats: Annotated[
+        int, typer.Option(help="Scores per member, on one batch and on fresh ones; greedy, nearly all on fresh ones.")
+    ] = 4,
     json: Json = False,
 ) -> None:
     """How much of z is noise, and whether more tasks or more members would pay."""
@@ -63,6 +66,8 @@ def noise(
     out.print(_noise_table(floor))
     if floor.signal.low > 0:
         out.print(_trade_table(floor))
+    if scores.greedy:
+        out.print(_said_of_greedy(scores), markup=False)
     out.print(f"theta_{scores.version}: {verdict(floor)}", markup=False, style="bold")
     out.print(f"scores: {kept}", markup=False)
 
@@ -88,6 +93,7 @@ def stale(
         members=members,
         say=lambda text: out.print(text, markup=False),
     )
+    trivial = scores.greedy and scores.repeats_are_identical
     found: list[Agreement] = []
     for lag in scores.lags:
         found.append(
@@ -98,12 +104,12 @@ def stale(
                 lag=lag.lag,
                 version=lag.version,
                 num_logged=lag.num_logged,
-                ceiling=found[0] if found else None,
+                ceiling=found[0] if found and not trivial else None,
             )
         )
     facts = {"run": str(run), "version": scores.version, "scores": scores, "agreement": found}
     kept = _keep(run, f"probe-stale-v{scores.version:08d}.json", facts, json)
-    out.print(_stale_table(found, scores.version))
+    out.print(_stale_table(found, scores.version, trivial=trivial))
     out.print(f"scores: {kept}", markup=False)
 
 
@@ -128,6 +134,18 @@ def _keep(run: Path, name: str, facts: dict[str, Any], show: bool) -> Path:
     if show:
         print_json(facts)
     return path
+
+
+def _said_of_greedy(scores: "NoiseScores") -> str:
+    if scores.repeats_are_identical:
+        return (
+            "greedy: repeats on the same tasks are identical, so each member played its own batch twice and "
+            f"{plural(len(scores.fresh[0]) - 1, 'fresh one')}"
+        )
+    return (
+        "greedy, yet repeats on the same tasks differ: answers depend on what else is in a batch "
+        "(engine.max_concurrent=1 with float32 makes them independent of it)"
+    )
 
 
 def _noise_table(floor: "NoiseFloor") -> "Table":
@@ -168,21 +186,23 @@ def _trade_table(floor: "NoiseFloor") -> "Table":
     return table
 
 
-def _stale_table(found: "list[Agreement]", version: int) -> "Table":
-    table = _table("lag", "rank correlation", "of lag 0", "cosine of z", "then", "now")
+def _stale_table(found: "list[Agreement]", version: int, *, trivial: bool) -> "Table":
+    """`trivial`: repeats are identical by construction, so lag 0 is no ceiling."""
+    table = _table("lag", "rank correlation", *([] if trivial else ["of lag 0"]), "cosine of z", "then", "now")
     for row in found:
         table.add_row(
             f"{row.lag}",
             _with_interval(row.rank_correlation),
-            "-" if row.share_of_ceiling is None else f"{row.share_of_ceiling:.0%}",
+            *([] if trivial else ["-" if row.share_of_ceiling is None else f"{row.share_of_ceiling:.0%}"]),
             _with_interval(row.correlation),
             f"{row.mean_then:.4f}",
             f"{row.mean_now:.4f}",
         )
     logged, scored = sum(row.num_logged for row in found), sum(row.num_members for row in found)
+    lag_0 = "greedy, so lag 0 is the same score twice and no ceiling: `probe noise` says what a score is worth"
     table.caption = (
-        f"then: fitness where it was dispatched ({logged} of {scored} from the log); now: around theta_{version}, "
-        "same tasks, other sampling seeds; lag 0, twice there, is the ceiling"
+        f"then: fitness where it was dispatched ({logged} of {scored} from the log); now: around theta_{version}, same "
+        f"tasks, {lag_0 if trivial else 'other sampling seeds; lag 0, twice there, is the ceiling'}"
     )
     return table
 

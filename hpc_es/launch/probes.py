@@ -7,6 +7,7 @@ the run. The numbers are judged in analysis/probes.py.
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from hpc_es.launch.solo import Recorded, Solo
 
 Say = Callable[[str], None]
 DEFAULT_LAGS = (1, 4, 8)
+MAX_LINES = 20
+"""Of progress; every score is in what is returned."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class NoiseScores:
-    """M members scored k times: [M][k] fitness each; the first column of both is the run's own batch and seeds."""
+    """M members scored several times: [M][k] fitness; the first column of both is the run's own batch and seeds."""
 
     version: int
     num_tasks: int
@@ -44,11 +47,17 @@ class NoiseScores:
     seeds: tuple[int, ...]
     """Member seeds; halves of a mirrored pair share one."""
     same: tuple[tuple[float, ...], ...]
-    """On one task batch, with k sampling seeds."""
+    """On one task batch, with as many sampling seeds; greedy: twice, which shows whether repeats are identical."""
     fresh: tuple[tuple[float, ...], ...]
-    """On k task batches, each with a sampling seed of its own."""
+    """On different task batches, each with a sampling seed of its own; greedy: all that repeats would have taken."""
+    greedy: bool
+    """sampling.temperature is 0."""
     cost: Cost | None
     """None: the run has no results yet."""
+
+    @property
+    def repeats_are_identical(self) -> bool:
+        return all(len(set(row)) == 1 for row in self.same)
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,13 @@ class StaleScores:
     num_tasks: int
     lags: tuple[LagScores, ...]
     """Lag 0 first: the same members twice at one version, the ceiling that repeat noise sets."""
+    greedy: bool
+    """sampling.temperature is 0."""
+
+    @property
+    def repeats_are_identical(self) -> bool:
+        """Lag 0 then says nothing: its correlation is 1 whatever the fitness is worth."""
+        return self.lags[0].then == self.lags[0].now
 
 
 def noise_scores(
@@ -80,18 +96,21 @@ def noise_scores(
 ) -> NoiseScores:
     """Score `members` members of theta_version `repeats` times on one batch and on as many fresh ones.
 
-    Takes members * (2 * repeats - 1) evaluations. Errors: ConfigError for a version or number that does not exist,
-    DigestMismatch, EngineError, EnvError.
+    Takes members * (2 * repeats - 1) evaluations; greedy, all but two of a member's are on fresh batches. Errors:
+    ConfigError for a version or number that does not exist, DigestMismatch, EngineError, EnvError.
     """
     version = recorded.version(version)
     if repeats < 2:
         raise ConfigError(f"--repeats {repeats} must be at least 2: one score says nothing about its noise")
     tasks = count_tasks(recorded.config)
     assignments = members_of(recorded, tasks, version, members)
-    plans = [_repeats(recorded, tasks, assignment, repeats) for assignment in assignments]
+    greedy = recorded.config.sampling.temperature == 0
+    num_same = 2 if greedy else repeats
+    num_fresh = 2 * repeats - num_same
+    plans = [_repeats(recorded, tasks, assignment, num_same, num_fresh) for assignment in assignments]
     scores = asyncio.run(_play(recorded, [(version, plan) for plan in plans], say))
-    same = [row[:repeats] for row in scores]
-    fresh = [row[:1] + row[repeats:] for row in scores]
+    same = [row[:num_same] for row in scores]
+    fresh = [row[:1] + row[num_same:] for row in scores]
     return NoiseScores(
         version=version,
         num_tasks=recorded.config.es.tasks_per_member,
@@ -99,6 +118,7 @@ def noise_scores(
         seeds=_seeds(assignments),
         same=tuple(map(tuple, same)),
         fresh=tuple(map(tuple, fresh)),
+        greedy=greedy,
         cost=logged_cost(recorded),
     )
 
@@ -144,6 +164,7 @@ def stale_scores(
             )
             for lag, group in groups
         ),
+        greedy=recorded.config.sampling.temperature == 0,
     )
 
 
@@ -176,19 +197,20 @@ def logged_cost(recorded: Recorded) -> Cost | None:
     return Cost(overhead, sum(result.seconds_rollout for result in results) / episodes)
 
 
-def _repeats(recorded: Recorded, tasks: Tasks, assignment: Assignment, repeats: int) -> list[Assignment]:
-    """The run's own evaluation; its batch with other sampling seeds; other batches. 2k - 1 in all."""
+def _repeats(
+    recorded: Recorded, tasks: Tasks, assignment: Assignment, num_same: int, num_fresh: int
+) -> list[Assignment]:
+    """The run's own evaluation, which both numbers count; its batch with other sampling seeds; other batches."""
     own, version, size = assignment.sampling_seed, assignment.version, len(assignment.tasks)
     seed = population.derive(recorded.config.run.seed, "probe", version)
-    numbers = range(1, repeats)
-    same = [replace(assignment, sampling_seed=population.derive(own, "probe", n)) for n in numbers]
+    same = [replace(assignment, sampling_seed=population.derive(own, "probe", n)) for n in range(1, num_same)]
     fresh = [
         replace(
             assignment,
             tasks=population.task_batch(seed, n, size, tasks.train),
             sampling_seed=population.derive(own, "probe batch", n),
         )
-        for n in numbers
+        for n in range(1, num_fresh)
     ]
     return [assignment, *same, *fresh]
 
@@ -201,13 +223,15 @@ def _again(assignment: Assignment) -> Assignment:
 async def _play(recorded: Recorded, work: Sequence[tuple[int, list[Assignment]]], say: Say) -> list[list[float]]:
     """Fitness of every assignment, in the order given; each list is one member, perturbed once around a version."""
     fitness: list[list[float]] = [[] for _ in work]
-    total = sum(len(assignments) for _, assignments in work)
+    total, step = sum(len(assignments) for _, assignments in work), math.ceil(len(work) / MAX_LINES)
     say(f"{total} evaluations of {len(work[0][1][0].tasks)} episodes each")
     async with Solo.start(recorded) as solo:
         for number, place in enumerate(sorted(range(len(work)), key=lambda place: work[place][0]), start=1):
             version, assignments = work[place]
             await solo.become(version, assignments[0].member)
             fitness[place] = [(await solo.play(assignment)).fitness for assignment in assignments]
+            if number % step and number < len(work):
+                continue
             scores = " ".join(f"{score:.4f}" for score in fitness[place])
             say(f"{number} of {len(work)}: member {assignments[0].eval_id} around theta_{version}: {scores}")
     return fitness
