@@ -58,6 +58,7 @@ class Staged:
     spread: float = 0.8
     """Of the logarithm of an evaluation's seconds; median 1 s."""
     model: str = "models/none"
+    device: str = "cpu"
     finish: Callable[[Commit], tuple[Commit, float]] = lambda commit: (commit, 0.01)
     """The commit as it is journalled, and the norm of its update."""
 
@@ -94,7 +95,7 @@ class _Play:
 
     def records(self) -> Iterator[AnyRecord]:
         for number in range(self.staged.workers):
-            yield Joined(self.now, f"w{number}", f"seat{number}", "node", number, {})
+            yield Joined(self.now, f"w{number}", f"seat{number}", "node", number, {"device": self.staged.device})
         yield from self.plan()
         yield from self.evaluate_centre()
         idle, flights = list(range(self.staged.workers)), list[tuple[float, int, int, float, Assignment]]()

@@ -9,11 +9,12 @@ from staged_run import Staged, stage, sync, tail
 
 import hpc_es.store
 from hpc_es.analysis import conditions
+from hpc_es.analysis.curves import plot_costs, plot_learning_curve
 from hpc_es.analysis.progress import TRAILING_UPDATES, outcome, progress
 from hpc_es.analysis.report_figures import Selection
 from hpc_es.analysis.runs import condition_label, conditions_of, labelled, staleness_label
 from hpc_es.cli.report import read_runs
-from hpc_es.errors import ConfigError
+from hpc_es.errors import ConfigError, NothingToShow
 
 pytestmark = pytest.mark.filterwarnings("error")
 Run = hpc_es.store.Run
@@ -50,8 +51,8 @@ def test_costs_are_counted_up_to_each_commit(tmp_path: Path) -> None:
     third = train[train["planned_update"] <= 3]
     seconds = third[["seconds_update", "seconds_perturb", "seconds_rollout"]].to_numpy().sum()
     assert found["worker_seconds"][3] == pytest.approx(seconds)
-    assert found["gpu_seconds"].equals(found["worker_seconds"])
-    assert found["wall_clock"][3] * 3600 == pytest.approx(run.updates["time_committed"][2] - 1000)
+    assert found["gpu_seconds"].isna().all()  # there are none
+    assert found["wall_clock_s"][3] == pytest.approx(run.updates["time_committed"][2] - 1000)
     fitness = found["fitness"].to_numpy()
     assert found["trailing"][8] == pytest.approx(fitness[4:9].mean())
     assert found["trailing"][2] == pytest.approx(fitness[1:3].mean())
@@ -59,10 +60,26 @@ def test_costs_are_counted_up_to_each_commit(tmp_path: Path) -> None:
 
 
 def test_a_worker_with_several_gpus_costs_as_many_gpu_seconds(tmp_path: Path) -> None:
-    single, quadruple = staged(tmp_path), staged(tmp_path, engine={"tensor_parallel": 4})
+    gpu = {"device": "NVIDIA H200"}
+    single, quadruple = staged(tmp_path, **gpu), staged(tmp_path, engine={"tensor_parallel": 4}, **gpu)
     assert progress(quadruple)["gpu_seconds"].iloc[-1] == pytest.approx(4 * progress(single)["gpu_seconds"].iloc[-1])
-    costs = conditions.costs({"one": single, "four": quadruple})["gpu_seconds_mean"]
-    assert costs[1] == pytest.approx(4 * costs[0])
+    costs = conditions.costs({"one": single, "four": quadruple})
+    assert costs["gpu_seconds_mean"][1] == pytest.approx(4 * costs["gpu_seconds_mean"][0])
+    assert costs["worker_seconds_mean"][1] == pytest.approx(costs["worker_seconds_mean"][0])
+    assert "GPU-seconds" in conditions.costs_markdown(costs)
+
+
+def test_seconds_of_workers_without_a_gpu_are_not_called_gpu_seconds(tmp_path: Path) -> None:
+    run = staged(tmp_path)
+    text = conditions.costs_markdown(conditions.costs(run))
+    assert "Worker-seconds" in text
+    assert "GPU" not in text
+    assert [axes.get_xlabel().partition(" ")[0] for axes in plot_costs(run).axes][2:] == [
+        "worker-seconds",
+        "wall-clock",
+    ]
+    with pytest.raises(NothingToShow, match="x='worker_seconds' compares them all"):
+        plot_learning_curve(run, x="gpu_seconds")
 
 
 def test_runs_that_differ_only_in_seed_and_name_are_one_condition(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_all_modes_side_by_side(side_by_side: Written) -> None:
     assert [path.stem for path in written.figures] == names
     assert page.count("data:image/png;base64,") == len(names)
     assert page.count('class="reading"') == len(names)
-    assert "Shown: Sync, Async-1, Tail-2, Staircase." in page.replace("\n", " ")
+    assert "Shown: Sync: sync0, 1 of 2 runs; Async-1; Tail-2; Staircase." in page.replace("\n", " ")
     for link in re.findall(r'href="#([^"]*)"', page):
         assert f'id="{link}"' in page
     outcomes = (folder / "tables" / "outcomes.md").read_text()
@@ -154,7 +154,7 @@ def test_many_runs_have_few_panels(root: Path, tmp_path: Path) -> None:
     run = read(root / "natural")
     written = write_report({f"c{number}": run for number in range(MAX_PANELS + 2)}, tmp_path)
     page = written.page.read_text()
-    assert "Shown: " + ", ".join(f"c{number}" for number in range(MAX_PANELS)) + "." in page
+    assert "Shown: " + "; ".join(f"c{number}" for number in range(MAX_PANELS)) + "." in page
 
 
 @pytest.mark.usefixtures("few_figures")

@@ -28,7 +28,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OUTCOMES = ("start", "peak", "peak_update", "final")
-COSTS = ("evaluations", "discarded", "tokens", "gpu_seconds", "wall_clock_s", "busy_share", "useful_share")
+COSTS = (
+    "evaluations",
+    "discarded",
+    "tokens",
+    "worker_seconds",
+    "gpu_seconds",
+    "wall_clock_s",
+    "busy_share",
+    "useful_share",
+)
 LAGS = ("lag_mean", "lag_max")
 _MIN_PAIRS = 3
 """Fewer pairs have no interval."""
@@ -69,8 +78,8 @@ def table(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
 
 def costs(runs: Runs) -> "pd.DataFrame":
     """What the conditions cost and how stale they were, one row each, `_mean` and `_sd` over its runs: evaluations
-    that came back, of them discarded; tokens, gpu_seconds, wall_clock_s; busy_share, useful_share (of the seconds
-    that workers were connected); lag_mean and lag_max of what was consumed."""
+    that came back, of them discarded; tokens, worker_seconds, gpu_seconds (NaN without GPUs), wall_clock_s;
+    busy_share, useful_share (of the seconds that workers were connected); lag_mean and lag_max of what was consumed."""
     import pandas as pd
 
     rows = [{"condition": condition.label, **_cost(run)} for condition in conditions_of(runs) for run in condition.runs]
@@ -136,15 +145,18 @@ def text(table: "pd.DataFrame", measure: Measure = "success") -> TextTable:
 
 
 def costs_text(table: "pd.DataFrame") -> TextTable:
-    """`costs` as text."""
-    forms = dict.fromkeys(COSTS, (1, 0)) | {"busy_share": (100, 1), "useful_share": (100, 1)}
+    """`costs` as text: GPU-seconds where all conditions have GPUs, else worker-seconds."""
+    gpus = bool(table["gpu_seconds_mean"].notna().all())
+    columns = [name for name in COSTS if name != ("worker_seconds" if gpus else "gpu_seconds")]
+    forms = dict.fromkeys(columns, (1, 0)) | {"busy_share": (100, 1), "useful_share": (100, 1)}
     forms |= {"lag_mean": (1, 2), "lag_max": (1, 0)}
-    header = ("condition", "runs", "evaluations", "discarded", "tokens", "GPU-seconds", "wall-clock s", "busy %")
+    unit = "GPU-seconds" if gpus else "Worker-seconds"
+    header = ("condition", "runs", "evaluations", "discarded", "tokens", unit, "wall-clock s", "busy %")
     return TextTable(
         (*header, "useful %", "lag", "max lag"),
         _mean_rows(table, forms),
-        "Mean ± standard deviation between runs. GPU-seconds are seconds that workers spent on evaluations, times "
-        "their GPUs (a CPU counts as one); tokens are prompt and generated ones; neither counts evaluations on "
+        f"Mean ± standard deviation between runs. {unit} are seconds that workers spent on evaluations"
+        f"{', times their GPUs' if gpus else ''}; tokens are prompt and generated ones; neither counts evaluations on "
         "held-out tasks. Busy and useful: of the seconds that workers were connected, spent on evaluations, and on "
         "accepted ones (above 100 % where work went on without a head). Lag in versions, counted at the commit.",
     )
@@ -236,11 +248,13 @@ def _cost(run: Run) -> dict[str, float]:
     results, workers, updates = training[training["time_received"].notna()], run.workers, run.updates
     connected = float(workers["seconds_connected"].sum())
     members = float(updates["num_members"].sum())
+    seconds = float(busy_seconds(results).sum())
     return {
         "evaluations": float(len(results)),
         "discarded": float((results["status"] == "discarded").sum()),
         "tokens": float(tokens(results).sum()),
-        "gpu_seconds": float(busy_seconds(results).sum()) * gpus_per_worker(run),
+        "worker_seconds": seconds,
+        "gpu_seconds": seconds * gpus_per_worker(run),
         "wall_clock_s": sum(end - start for start, end in head_spans(run)),
         "busy_share": float(workers["seconds_busy"].sum()) / connected if connected else math.nan,
         "useful_share": float(workers["seconds_useful"].sum()) / connected if connected else math.nan,

@@ -20,6 +20,7 @@ from hpc_es.analysis.progress import (
     measure_column,
     measure_of,
     progress,
+    seconds_cost,
 )
 from hpc_es.analysis.runs import Condition, Runs, conditions_of
 from hpc_es.analysis.text_table import mean_and_sd
@@ -42,6 +43,8 @@ def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure | None
     measure = measure or measure_of(run for condition in conditions for run in condition.runs)
     if not any(len(run.updates) or len(run.evals) for condition in conditions for run in condition.runs):
         raise NothingToShow("no update has been committed and no policy evaluated yet")
+    if x == "gpu_seconds" and seconds_cost(run for condition in conditions for run in condition.runs) != x:
+        raise NothingToShow("not every run has workers that reported a GPU; x='worker_seconds' compares them all")
     figure, ((left, right),) = panels(1, 2, width=10.5, height=3.9)
     rows = {str(row["condition"]): row for row in table(runs, measure).to_dict("records")}
     for number, condition in enumerate(conditions):
@@ -59,14 +62,15 @@ def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure | None
 
 
 def plot_costs(runs: Runs, measure: Measure | None = None) -> "Figure":
-    """Evaluations of the unperturbed policy over members rolled out, tokens, GPU-seconds and wall-clock: what a level
-    cost. Errors: NothingToShow without evaluations."""
+    """Evaluations of the unperturbed policy over members rolled out, tokens, GPU-seconds (worker-seconds where a run
+    has no GPU) and wall-clock: what a level cost. Errors: NothingToShow without evaluations."""
     conditions = conditions_of(runs)
     measure = measure or measure_of(run for condition in conditions for run in condition.runs)
     if all(evaluated(run).empty for condition in conditions for run in condition.runs):
         raise NothingToShow("no policy has been evaluated on held-out tasks")
     figure, rows = panels(2, 2, width=10.5, height=2.9)
-    costs: tuple[Cost, ...] = ("evaluations", "tokens", "gpu_seconds", "wall_clock")
+    seconds = seconds_cost(run for condition in conditions for run in condition.runs)
+    costs: tuple[Cost, ...] = ("evaluations", "tokens", seconds, "wall_clock_s")
     for axes, cost in zip((axes for row in rows for axes in row), costs, strict=True):
         for number, condition in enumerate(conditions):
             _draw_evaluations(axes, condition, cost, measure, colour(number), condition.label)
@@ -143,7 +147,7 @@ def _label_x(axes: "Axes", x: Cost) -> None:
     axes.set_xlabel(COSTS[x])
     if x == "updates":
         whole_numbers(axes)
-    elif x != "wall_clock":
+    else:
         thousands(axes)
 
 

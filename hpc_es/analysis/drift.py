@@ -129,7 +129,8 @@ def plot_update_norms(runs: Runs) -> "Figure":
 
 def plot_drift(runs: Runs, model: Path | None = None) -> "Figure":
     """Per run: length of each update, distance from theta_0, and the ratio of that to the random walk; the band and
-    the ± of the title are two standard errors, of the sample and of the walk. Errors: NothingToShow where no run can be sampled."""
+    the ± of the title are two standard errors, of the sample and of the walk. Errors: NothingToShow where no run can be
+    sampled."""
     shown, missing = _sampled(runs, model)
     figure, rows = panels(len(shown), 3, width=10.5, height=2.6)
     _name_missing(figure, missing)

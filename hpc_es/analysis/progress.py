@@ -6,6 +6,7 @@ observer.
 """
 
 import itertools
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 Measure = Literal["success", "fitness"]
 """What evaluations of the unperturbed policy are judged by: share of tasks solved, or mean episode reward."""
-Cost = Literal["updates", "evaluations", "tokens", "gpu_seconds", "wall_clock"]
+Cost = Literal["updates", "evaluations", "tokens", "worker_seconds", "gpu_seconds", "wall_clock_s"]
 
 MEASURES: dict[str, str] = {"success": "success_rate", "fitness": "reward_mean"}
 """Measure -> column of `evals`."""
@@ -28,8 +29,9 @@ COSTS: dict[str, str] = {
     "updates": "updates",
     "evaluations": "evaluations (members that were rolled out)",
     "tokens": "tokens (prompt and generated)",
+    "worker_seconds": "worker-seconds (seconds that workers were busy)",
     "gpu_seconds": "GPU-seconds (seconds that workers were busy, times their GPUs)",
-    "wall_clock": "wall-clock (hours while a head was running)",
+    "wall_clock_s": "wall-clock (s while a head was running)",
 }
 """Alternative x axes, and what to write below them."""
 
@@ -59,7 +61,8 @@ class Outcome:
 def progress(run: Run) -> "pd.DataFrame":
     """One row per version from 0: the costs up to its commit (COSTS), fitness of its cohort, and the trailing mean.
 
-    Columns: version, updates, evaluations, tokens, worker_seconds, gpu_seconds, wall_clock (h), fitness, trailing.
+    Columns: version, updates, evaluations, tokens, worker_seconds, gpu_seconds (NaN where no worker has a GPU),
+    wall_clock_s, fitness, trailing.
     """
     import numpy as np
     import pandas as pd
@@ -79,7 +82,7 @@ def progress(run: Run) -> "pd.DataFrame":
             "tokens": _so_far(tokens(results), counted),
             "worker_seconds": seconds,
             "gpu_seconds": seconds * gpus_per_worker(run),
-            "wall_clock": [0.0, *(seconds_elapsed(begun, time) / 3600 for time in committed)],
+            "wall_clock_s": [0.0, *(seconds_elapsed(begun, time) for time in committed)],
             "fitness": fitness,
             "trailing": pd.Series(fitness).rolling(TRAILING_UPDATES, min_periods=1).mean(),
         }
@@ -135,9 +138,17 @@ def busy_seconds(evaluations: "pd.DataFrame") -> "pd.Series[float]":
     return evaluations["seconds_update"] + evaluations["seconds_perturb"] + evaluations["seconds_rollout"]
 
 
-def gpus_per_worker(run: Run) -> int:
-    """engine.tensor_parallel; a worker without a GPU counts as one."""
-    return int(run.config.get("engine", {}).get("tensor_parallel", 1))
+def gpus_per_worker(run: Run) -> float:
+    """engine.tensor_parallel; NaN where no worker of the run reported another device than a CPU."""
+    devices = {str(json.loads(facts or "{}").get("device", "cpu")) for facts in run.workers["facts"]}
+    if devices <= {"cpu"}:
+        return math.nan
+    return float(run.config.get("engine", {}).get("tensor_parallel", 1))
+
+
+def seconds_cost(runs: Iterable[Run]) -> Literal["worker_seconds", "gpu_seconds"]:
+    """By which cost of busy seconds runs can be compared: GPU-seconds, if all have GPUs."""
+    return "worker_seconds" if any(math.isnan(gpus_per_worker(run)) for run in runs) else "gpu_seconds"
 
 
 def tokens(evaluations: "pd.DataFrame") -> "pd.Series[float]":

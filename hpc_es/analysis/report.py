@@ -95,7 +95,7 @@ def _figure(entry: Entry, chosen: Selection, folder: Path, figures: list[Path], 
         return report_page.absent_block(entry.title, str(reason))
     path.write_bytes(picture)
     figures.append(path)
-    some = f" Shown: {', '.join(chosen.few)}." if entry.per_run and len(chosen.few) < chosen.num_runs else ""
+    some = f" Shown: {'; '.join(chosen.few)}." if entry.per_run and len(chosen.few) < chosen.num_runs else ""
     return report_page.figure_block(entry.title, entry.reading + some, picture)
 
 
