@@ -29,6 +29,7 @@ from hpc_es.cli.arguments import (
     RunFolder,
     config_file,
     load_config,
+    plural,
     run_paths,
 )
 from hpc_es.errors import ConfigError, HpcEsError, ModelError, TransportError, VerifyError
@@ -171,7 +172,7 @@ def verify(run: RunFolder, model: BaseModel = None, whole: AllRows = False, json
         out.print(f"WRONG: {problem}", markup=False, style="red")
     out.print(f"{report.num_results} results were reported, updates consumed {report.num_counted} of them")
     if not report.ok:
-        raise VerifyError(f"{run} does not fit together: {len(report.problems)} problems, see above")
+        raise VerifyError(f"{run} does not fit together: {plural(len(report.problems), 'problem')}, see above")
     out.print(f"{run}: everything fits", markup=False, style="green")
 
 
@@ -225,7 +226,10 @@ def evaluate(
     if json:
         shares = {"fitness": fitness, "success": success, "num_tasks": count}
         print_json({"run": str(run), "version": done.version, "name": done.name, **shares})
-    out.print(f"theta_{done.version}: mean reward {fitness:.4f}, solved {success:.1%} of {count} tasks", markup=False)
+    out.print(
+        f"theta_{done.version}: mean reward {fitness:.4f}, solved {success:.1%} of {plural(count, 'task')}",
+        markup=False,
+    )
 
 
 @model_app.command("get")
