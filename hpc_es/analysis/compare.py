@@ -266,9 +266,7 @@ def _costs(side: Sequence[Policy]) -> Costs:
         frame = progress(p.run)
         rows.append(frame[frame["version"] <= p.version].iloc[-1])
     mean = {name: sum(float(row[name]) for row in rows) / len(rows) for name in rows[0].index}
-    return Costs(
-        mean["updates"], mean["evaluations"], mean["tokens"], mean["worker_seconds"], mean["wall_clock_s"]
-    )
+    return Costs(mean["updates"], mean["evaluations"], mean["tokens"], mean["worker_seconds"], mean["wall_clock_s"])
 
 
 # --- the statistics ---------------------------------------------------------------------------------------------
