@@ -249,8 +249,23 @@ def test_another_mode_of_staleness_replaces_all_of_the_former(tmp_path: Path, co
     assert (config.staleness.lag, config.staleness.share) == (4, 0.5)
 
 
+def test_who_names_the_mode_of_staleness_begins_it_anew(config_file: Path) -> None:
+    first, second = "staleness={mode: tail, counts: {0: 8, 1: 8}}", "staleness={mode: tail, counts: {0: 6, 2: 10}}"
+    assert load(config_file, ["es.population=16", first, second]).config.staleness.counts == {0: 6, 2: 10}
+
+
+def test_nested_aliases_that_stand_for_too_much_are_refused(tmp_path: Path) -> None:
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9)}]" for k in range(1, 9)]
+    (tmp_path / "bomb.yaml").write_text("\n".join(lines))
+    assert "more than 100000 values" in error_of(tmp_path / "bomb.yaml")
+
+
 def test_a_staleness_setting_of_another_mode_is_refused_by_its_name(tmp_path: Path) -> None:
-    assert "staleness.lag: unknown key of the kind natural" in error_of_section(tmp_path, "mode: natural, lag: 3")
+    wrong = error_of_section(tmp_path, "mode: natural, lag: 3")
+    assert "staleness.lag: unknown key of the kind natural" in wrong
+    assert wrong.endswith("valid keys of natural: mode, max_lag, overdue")
+    assert error_of_section(tmp_path, "mode: tail, counts: {a: 30}").endswith("must be a whole number")
     assert "did you mean tail?" in error_of_section(tmp_path, "mode: tial")
     assert "staleness.max_lag=-1" in error_of_section(tmp_path, "mode: natural, max_lag: -1")
     assert "sum to 6" in error_of_section(tmp_path, "mode: tail, counts: {0: 4, 3: 2}")

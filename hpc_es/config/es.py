@@ -64,7 +64,7 @@ class OptimiserConfig(Model):
 class EsConfig(Model):
     """theta += alpha / N * sum(u_i * eps_i), not divided by sigma (Qiu et al., 2025)."""
 
-    population: int = Field(30, gt=1)
+    population: int = Field(30, gt=1, le=10**6)
     """Members per update, N."""
     sigma: Schedule = Schedule(start=1e-3)
     alpha: Schedule = Schedule(start=5e-4)
@@ -82,7 +82,7 @@ class EsConfig(Model):
     control: Literal["none", "random-walk"] = "none"
     """random-walk: utilities come from seeded random numbers in place of the fitness; what updates look like that
     mean nothing."""
-    tasks_per_member: int = Field(16, ge=1)
+    tasks_per_member: int = Field(16, ge=1, le=10**6)
     """Episodes T that one evaluation plays; the same tasks for all members of a version."""
 
     @model_validator(mode="after")

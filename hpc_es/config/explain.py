@@ -17,6 +17,7 @@ from hpc_es.config.schema import TAGGED, Config
 
 _RULES = {
     "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
     "int_from_float": "must be a whole number",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
@@ -43,7 +44,8 @@ def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
     place = f" ({origins[key]})" if key in origins else ""
     if kind == "extra_forbidden":
         if fault["loc"][0] in TAGGED:
-            return f"{key}: unknown key of the kind {fault['loc'][1]}{place}; {_remedy(key)}"
+            section, tag = str(fault["loc"][0]), str(fault["loc"][1])
+            return f"{key}: unknown key of the kind {tag}{place}; {_remedy_in_kind(section, tag, key)}"
         return f"{key}: unknown key{place}; {_remedy(key)}"
     if kind == "missing":
         return f"{key} is missing: it has no default; set it in the config file or with {key}=..."
@@ -71,7 +73,8 @@ def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
 
 def _without_tag(location: Sequence[str | int]) -> Sequence[str | int]:
     """Pydantic's place of a value, without the tag that it puts after the name of a section of several kinds."""
-    return [*location[:1], *location[2:]] if location and location[0] in TAGGED else location
+    untagged = [*location[:1], *location[2:]] if location and location[0] in TAGGED else location
+    return [part for part in untagged if part != "[key]"]  # pydantic's way to say that the key itself is wrong
 
 
 def _tag(fault: ErrorDetails) -> str:
@@ -105,6 +108,14 @@ def _remedy(key: str) -> str:
     if near:
         return f"did you mean {near}?"
     return f"valid keys{' in ' + section if section else ''}: {', '.join(siblings)}"
+
+
+def _remedy_in_kind(section: str, tag: str, key: str) -> str:
+    """The same within a section that is of one of several kinds."""
+    kinds = get_args(Config.model_fields[section].annotation)
+    names = next(list(kind.model_fields) for kind in kinds if tag in str(kind.model_fields[TAGGED[section]].annotation))
+    near = _near(key.rpartition(".")[2], names)
+    return f"did you mean {section}.{near}?" if near else f"valid keys of {tag}: {', '.join(names)}"
 
 
 def _near(word: str, known: Sequence[str]) -> str | None:

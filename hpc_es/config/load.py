@@ -144,6 +144,9 @@ def _read(path: Path, descendants: tuple[Path, ...], between: Tree | None = None
     merged: Tree = {}
     for name in _parents(path, base):
         parent = path.parent / name
+        if not name or parent.is_dir():
+            assert isinstance(base, Given)
+            raise ConfigError(f"{base.origin}: extends={name!r} must name a config file")
         family = (*descendants, path.resolve())
         if parent.resolve() in family:
             assert isinstance(base, Given)
@@ -165,11 +168,9 @@ def _parents(path: Path, base: "Tree | Given | None") -> list[str]:
 
 def _merge(base: Tree, over: Tree) -> Tree:
     for section, tag in TAGGED.items():
-        before, after = base.get(section), over.get(section)
-        if not isinstance(before, dict) or not isinstance(after, dict) or tag not in after:
-            continue
-        if tag not in before or yaml12.plain(after[tag]) != yaml12.plain(before[tag]):
-            base = {key: value for key, value in base.items() if key != section}  # nothing of another kind is left
+        after = over.get(section)
+        if isinstance(after, dict) and tag in after:  # who names the kind begins the section anew
+            base = {key: value for key, value in base.items() if key != section}
     merged = yaml12.merge(base, over)
     assert isinstance(merged, dict), "two mappings merge to a mapping"
     return merged

@@ -14,6 +14,9 @@ import yaml
 
 from hpc_es.errors import ConfigError
 
+MAX_VALUES = 100_000
+"""In one document; a few lines of nested aliases can stand for billions."""
+
 _LINE_SEPARATORS = "\x85\u2028\u2029"
 _INT = re.compile(r"[-+]?[0-9]+")
 _BASED_INT = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
@@ -127,10 +130,14 @@ class _Builder:
     def __init__(self, source: str) -> None:
         self.source = source
         self.open: set[int] = set()
+        self.num_values = 0
 
     def build(self, node: yaml.Node) -> "Tree | Given":
         if id(node) in self.open:
             raise ConfigError(f"{_place(self.source, node.start_mark)}: an alias that contains itself")
+        self.num_values += 1
+        if self.num_values > MAX_VALUES:
+            raise ConfigError(f"{self.source}: more than {MAX_VALUES} values, aliases counted, are no configuration")
         self.open.add(id(node))
         try:
             return self._build(node)

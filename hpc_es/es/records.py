@@ -28,7 +28,8 @@ class EvalId(Struct, frozen=True, gc=False, array_like=True, order=True):
     replacement: int = 0
 
     def __str__(self) -> str:
-        return f"{self.version}.{self.slot}" + (f"r{self.replacement}" if self.replacement else "")
+        slot = "centre" if self.slot == CENTRE_SLOT else self.slot
+        return f"{self.version}.{slot}" + (f"r{self.replacement}" if self.replacement else "")
 
 
 class Member(Struct, frozen=True, gc=False):

@@ -98,6 +98,15 @@ class Cohort:
         )
 
 
+def why_null(commit: Commit) -> str:
+    """What made an update leave theta alone, and what would help."""
+    if commit.alpha == 0:
+        return "es.alpha is 0 here"
+    if not any(member.sigma for member in commit.members):
+        return "es.sigma is 0 here, so that all members are the same"
+    return "the fitness of the cohort has no spread: raise es.sigma or es.tasks_per_member"
+
+
 def num_orphans(commit: Commit) -> int:
     """Members of mirrored pairs whose other half is in another update, or nowhere."""
     halves = Counter((member.eval_id.version, member.seed) for member in commit.members)

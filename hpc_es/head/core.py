@@ -16,7 +16,7 @@ from hpc_es.config.schema import Config
 from hpc_es.es import subspaces
 from hpc_es.es.records import Commit, EvalId, Result
 from hpc_es.head.admission import refusal
-from hpc_es.head.cohort import Cohort, num_orphans
+from hpc_es.head.cohort import Cohort, num_orphans, why_null
 from hpc_es.head.crew import Crew, Worker
 from hpc_es.head.events import CheckpointSaved, Event, GroupFailed, GroupUp, Received, StopAsked, Tick, Updated
 from hpc_es.head.instructions import Append, Broadcast, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
@@ -321,9 +321,9 @@ class Core:
         self._append(journal.Committed(self._now, commit))
         self._out.append(Update(commit))
         if commit.null:
-            self.note("info", f"update {commit.version} is null", "the fitness of the cohort has no spread")
+            self.note("info", f"update {commit.version} is null", why_null(commit))
             if self.ledger.nulls_in_a_row % NULLS_TO_WARN == 0:
-                self.note("warning", f"{self.ledger.nulls_in_a_row} null updates in a row", "raise es.sigma or T")
+                self.note("warning", f"{self.ledger.nulls_in_a_row} null updates in a row", why_null(commit))
         if self.config.es.mirrored and (orphans := num_orphans(commit)):
             what = f"update {commit.version} has {orphans} members of mirrored pairs without their other half"
             self.note("info", what, "each stays valid on its own")
