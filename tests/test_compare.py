@@ -79,6 +79,12 @@ def test_the_number_of_tasks_that_is_named_shows_the_difference_four_times_in_fi
     assert (abs(t) > 1.96).mean() == pytest.approx(0.8, abs=0.03)
 
 
+def test_a_difference_of_rounding_is_not_priced_in_trillions() -> None:
+    noise = np.array([1.0, -1.0 + 1e-15] * 10)
+    verdict = _paired([(noise, np.zeros(20))]).verdict
+    assert verdict.startswith("no difference shown; it would take more than a million tasks")
+
+
 def test_the_p_value_is_that_of_all_flips_of_signs() -> None:
     assert sign_flip_p_value(np.array([1.0, 2.0, 3.0])) == 2 / 8
     assert sign_flip_p_value(np.array([1.0, 2.0, 3.0, 0.0, 0.0])) == 2 / 8

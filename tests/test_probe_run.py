@@ -185,9 +185,13 @@ def test_what_has_to_be_scored_at_several_versions_goes_forwards(recorded: Recor
     assert [lag.num_logged for lag in scores.lags] == [0, 0, 0]
 
 
+def test_a_population_smaller_than_the_default_is_scored_whole(recorded: Recorded, script: Script) -> None:
+    assert len(stale(recorded, version=3, lags=[1]).lags[0].then) == 5
+
+
 def test_default_lags_are_those_that_the_run_has(recorded: Recorded, script: Script) -> None:
     assert [lag.lag for lag in stale(recorded, members=3).lags] == [0, 1, 4]
-    assert [lag.lag for lag in stale(recorded, version=6, lags=[0, 6], members=3).lags] == [0, 6]
+    assert [lag.lag for lag in stale(recorded, version=6, lags=[6], members=3).lags] == [0, 6]
 
 
 def test_the_cost_is_that_of_the_runs_own_evaluations(recorded: Recorded) -> None:
@@ -217,6 +221,11 @@ def test_a_probe_of_what_does_not_exist_is_refused(
         noise(recorded, members=3, repeats=1)
     with pytest.raises(ConfigError, match="--lags 4: members that are 4 versions old at version 3 do not exist"):
         stale(recorded, members=3, version=3, lags=[1, 4])
+    with pytest.raises(ConfigError, match="--lags 0 must be at least 1"):
+        stale(recorded, members=3, lags=[0])
+    two = recorded.config.es.model_copy(update={"population": 2})
+    with pytest.raises(ConfigError, match=r"es\.population=2 is too small for a probe"):
+        stale(dataclasses.replace(recorded, config=recorded.config.model_copy(update={"es": two})))
     assert script.played == []
 
 

@@ -171,6 +171,8 @@ def test_mistakes_are_named(root: Path, tmp_path: Path) -> None:
         write_report(read(root / "tail"), tmp_path, base="Sink")
     with pytest.raises(ConfigError, match="at least one run"):
         write_report([], tmp_path)
+    bogus = invoke(root / "tail", "--measure", "bogus")
+    assert (bogus.exit_code, bogus.stderr) == (2, "error: the measure 'bogus' is unknown: success or fitness\n")
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"the report cannot be written to .*file"):
         write_report(read(root / "tail"), tmp_path / "file")

@@ -150,7 +150,7 @@ def test_the_same_simulation_twice_is_the_same():
 
 
 def test_evaluations_that_outlast_their_workers_end_the_simulation():
-    with pytest.raises(RunFailed, match=r"version 0 of 10.*outlast workers"):
+    with pytest.raises(RunFailed, match=r"version 0 of 10.*outlast workers.*, \d+ evaluations queued"):
         simulate(config_of(2), lasting("constant:60"), num_workers=2, preemption=Preemption(1, requeue_s=1))
 
 
@@ -190,6 +190,9 @@ def test_members_of_a_version_share_what_is_theirs():
         ("constant:sixty", "no duration like 90s"),
         ("constant:-1", "must not be negative"),
         ("lognormal:median=60,shared=2", "at most 1"),
+        ("lognormal:median=60,sigma=1000", "at most 5"),
+        ("constant:1e308", r"at most 1e\+09"),
+        ("constant:nan", "'nan' must be a finite number"),
     ],
 )
 def test_wrong_durations_are_refused_with_what_is_allowed(text, message):
@@ -412,9 +415,16 @@ def test_the_command_says_how_long_the_run_itself_took(tmp_path):
         (("--modes", "tail"), "comes from a preset file"),
         (("--csv", "no/such/folder/table.csv"), "there is no folder no/such/folder"),
         (("--durations", "nowhere"), "--durations nowhere"),
+        (("--seed", str(2**64)), "--seed"),
     ],
 )
 def test_mistakes_in_the_command_are_told_without_a_traceback(config_file, options, message):
     code, _, errors = hpc_es("simulate", config_file, *options)
     assert code == 2
     assert message in errors
+
+
+def test_a_table_that_does_not_fit_on_the_disk_is_a_plain_message(config_file):
+    code, _, errors = hpc_es("simulate", config_file, "--csv", "/dev/full")
+    assert code == 1
+    assert "error: /dev/full cannot be written: No space left" in errors

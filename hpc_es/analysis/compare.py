@@ -36,6 +36,8 @@ _SEED = 0
 _DETECTABLE = 1.96 + 0.84
 """Standard errors that a difference must have to be found in 80 % of all trials, at the two-sided level of 5 %."""
 LEVEL = 0.05
+MAX_TASKS = 1_000_000
+"""Of the tasks that a verdict names as needed: beyond it the difference is as good as none."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class Paired:
     detectable: float
     """The smallest difference that so many tasks would show in 80 % of all trials."""
     tasks_needed: int | None
-    """For a difference of this size, likewise; None where there is no difference at all."""
+    """For a difference of this size, likewise, counted no further than just beyond MAX_TASKS; None where there is no
+    difference at all."""
 
     @property
     def verdict(self) -> str:
@@ -76,9 +79,11 @@ class Paired:
             return "B better"
         if self.tasks_needed is None:
             return "no difference"
+        needed = max(self.tasks_needed, self.num_tasks + 1)
+        number = f"about {needed:,}" if needed <= MAX_TASKS else "more than a million"
         return (
-            f"no difference shown; it would take about {max(self.tasks_needed, self.num_tasks + 1):,} tasks to show a "
-            f"difference of this size (there are {self.num_tasks:,})"
+            f"no difference shown; it would take {number} tasks to show a difference of this size "
+            f"(there are {self.num_tasks:,})"
         )
 
 
@@ -281,7 +286,8 @@ def _paired(pairs: "Sequence[tuple[Array, Array]]") -> Paired:
     by_task = differences.mean(axis=0)
     mean, spread, num_tasks = float(by_task.mean()), float(by_task.std(ddof=1)), by_task.size
     low, high = bootstrap_interval(by_task) if len(pairs) == 1 else pigeonhole_interval(differences)
-    needed = None if mean == 0 else max(2, math.ceil((_DETECTABLE * spread / abs(mean)) ** 2))
+    ratio = _DETECTABLE * spread / abs(mean) if mean else 0.0
+    needed = max(2, math.ceil(min(ratio, math.sqrt(MAX_TASKS + 1)) ** 2)) if mean else None
     return Paired(
         num_tasks=num_tasks,
         num_seeds=len(pairs),

@@ -261,6 +261,10 @@ def _not_negative(seconds: "pd.Series[float]") -> list[float]:
 
 # --- from the command line --------------------------------------------------------------------------------------
 
+MAX_S = 1e9
+"""Thirty years: beyond it a clock in seconds loses what is short beside it."""
+_MAX = {"sigma": 5, "shared": 1}
+"""Of values that are no durations; shared is a part of the variance."""
 _DISTRIBUTIONS = {"lognormal": ("median", "sigma", "shared"), "constant": ("seconds",)}
 _COSTS = {
     "update": "a worker applies one update",
@@ -289,10 +293,9 @@ def parse(text: str, *, population: int, resample: Resample = "none", seed: int 
     if kind == "constant":
         evaluations = LogNormal(values["seconds"], 0.0, eval=values.get("eval", 1.0))
     else:
-        shared = values.get("shared", 0.0)
-        if shared > 1:
-            raise ConfigError(f"--durations {text}: shared={shared:g} is a part of the variance, at most 1")
-        evaluations = LogNormal(values["median"], values.get("sigma", 0.8), shared, values.get("eval", 1.0))
+        evaluations = LogNormal(
+            values["median"], values.get("sigma", 0.8), values.get("shared", 0.0), values.get("eval", 1.0)
+        )
     of = {key: values.get(key, 0.0) for key in _COSTS}
     costs = Costs(
         catch_up=of["update"],
@@ -320,8 +323,12 @@ def _values(text: str, kind: str, rest: str) -> dict[str, float]:
             number = _number(value) if key not in ("sigma", "shared", "eval") else float(value)
         except ValueError as error:
             raise ConfigError(f"--durations {text}: {item!r} is no number, and no duration like 90s or 2h") from error
-        if not 0 <= number < math.inf or (key == first and number == 0):
+        if not math.isfinite(number):
+            raise ConfigError(f"--durations {text}: {item!r} must be a finite number")
+        if number < 0 or (key == first and number == 0):
             raise ConfigError(f"--durations {text}: {item!r} must not be negative, and {first} must be above 0")
+        if number > _MAX.get(key, MAX_S):
+            raise ConfigError(f"--durations {text}: {item!r} must be at most {_MAX.get(key, MAX_S):g}")
         values[key] = number
     if first not in values:
         raise ConfigError(f"--durations {text}: {first}= is missing")
@@ -334,8 +341,8 @@ def parse_seconds(text: str, option: str) -> float:
         number = _number(text)
     except ValueError as error:
         raise ConfigError(f"{option} {text}: must be a duration: seconds as a number, or like 90s, 15m, 2h") from error
-    if not 0 < number < math.inf:
-        raise ConfigError(f"{option} {text}: must be a duration above 0")
+    if not 0 < number <= MAX_S:
+        raise ConfigError(f"{option} {text}: must be a duration above 0, at most {MAX_S:g} s")
     return number
 
 

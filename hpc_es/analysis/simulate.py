@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -23,7 +23,7 @@ from hpc_es.analysis.accounts import Accounts, Simulated
 from hpc_es.analysis.durations import Durations, uniform
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, RunFailed
-from hpc_es.es.records import Assignment, Episode, EvalId, Result
+from hpc_es.es.records import Assignment, Episode, EvalId, Kind, Result
 from hpc_es.head.core import Core
 from hpc_es.head.events import CheckpointSaved, Event, Received, Tick, Updated
 from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Update
@@ -172,9 +172,10 @@ class Simulation:
 
     def _stuck(self, what: str) -> str:
         ledger = self.core.ledger
+        num_queued = ledger.num_queued(get_args(Kind))
         return (
             f"the simulated run ends at version {ledger.version} of {self.config.run.num_updates}, after "
-            f"{self.now:g} s: {what} ({len(self._workers)} workers connected, {ledger.num_queued} evaluations queued, "
+            f"{self.now:g} s: {what} ({len(self._workers)} workers connected, {num_queued} evaluations queued, "
             f"{self._num_holding} held)"
         )
 

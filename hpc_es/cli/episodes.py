@@ -68,8 +68,8 @@ def episodes(
             print_json({"run": str(run), "kept": [_summary(each) for each in kept]})
         if not kept and not (version is None and task is None):
             raise ConfigError(
-                f"no episode is kept in {run}{_at(version)}{_of_task(task)}: `hpc-es episodes {run}` lists those that "
-                "are"
+                f"no episode is kept in {run}{_at(version)}{_of_task(task)}: {_what_is_kept(paths)}`hpc-es episodes "
+                f"{run}` lists those that are"
             )
         _print_overview(out, kept if whole else kept[-NUM_LISTED:], len(kept), str(run))
         return
@@ -205,6 +205,13 @@ def _shown(kept: "Trajectory") -> "RenderableType":
     )
     title = f"task {episode.task} ({kept.kind}), played by {kept.worker}"
     return Panel(Group(*parts), title=Text(title), title_align="left")
+
+
+def _what_is_kept(paths: Any) -> str:
+    versions = sorted({each.eval_id.version for each in kept_episodes(paths, None, None, None)})
+    if len(versions) > NUM_LISTED:
+        return f"kept are some of {len(versions)} versions from {versions[0]} to {versions[-1]}; "
+    return f"kept are some of version {', '.join(map(str, versions))}; " if versions else ""
 
 
 def _at(version: int | None) -> str:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpc_es.launch.probes import NoiseScores
 
 Version = Annotated[int | None, typer.Option(help="Default: the last.")]
-Members = Annotated[int, typer.Option(help="How many members to score.")]
+Members = Annotated[int | None, typer.Option(help="How many to score. Default: 8, or all of a smaller population.")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -33,7 +33,7 @@ def add_commands(app: typer.Typer) -> None:
 def noise(
     run: RunFolder,
     version: Version = None,
-    members: Members = 8,
+    members: Members = None,
     repeats: Annotated[
         int, typer.Option(help="Scores per member, on one batch and on fresh ones; greedy, nearly all on fresh ones.")
     ] = 4,
@@ -76,7 +76,7 @@ def stale(
     run: RunFolder,
     version: Version = None,
     lags: Annotated[str | None, typer.Option(help="E.g. 1,4,8; default: those of 1, 4, 8 that the run has.")] = None,
-    members: Members = 8,
+    members: Members = None,
     json: Json = False,
 ) -> None:
     """Whether the order of stale members still holds at a version: rank correlation by lag."""

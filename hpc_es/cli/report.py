@@ -1,8 +1,7 @@
 """`hpc-es report`: a page, figures and tables of one run or of several side by side."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -20,11 +19,6 @@ RunArguments = Annotated[
 ]
 
 
-class MeasureName(StrEnum):
-    success = "success"
-    fitness = "fitness"
-
-
 def add_commands(app: typer.Typer) -> None:
     app.command()(report)
 
@@ -32,7 +26,9 @@ def add_commands(app: typer.Typer) -> None:
 def report(
     runs: RunArguments,
     out: Annotated[Path | None, typer.Option(help="Default: RUN/report for one run, else report.")] = None,
-    measure: Annotated[MeasureName | None, typer.Option(help="Default: success, if any task was ever solved.")] = None,
+    measure: Annotated[
+        str | None, typer.Option(metavar="success|fitness", help="Default: success, if any task was ever solved.")
+    ] = None,
     base: Annotated[str | None, typer.Option(help="Condition to compare with; default: Sync, else the first.")] = None,
     model: Annotated[Path | None, typer.Option(help="The base model, where it has moved.")] = None,
     json: Json = False,
@@ -42,8 +38,8 @@ def report(
     from hpc_es.cli.output import console, print_json
 
     screen = console(stderr=json)
+    judged = None if measure is None else _measure(measure)
     named = read_runs(runs)
-    judged: Measure | None = None if measure is None else measure.value
     written = write_report(named, out or _default_out(runs), measure=judged, base=base, model=model)
     if json:
         print_json(
@@ -53,6 +49,13 @@ def report(
         screen.print(f"no figure {name}: {reason}", markup=False)
     counts = f"{len(written.figures)} figures, {len(written.tables)} tables"
     screen.print(f"{written.page} ({counts} beside it)", markup=False)
+
+
+def _measure(name: str) -> "Measure":
+    from hpc_es.analysis.progress import measure_column
+
+    measure_column(name)
+    return cast("Measure", name)
 
 
 def read_runs(arguments: list[str]) -> "Runs":

@@ -1,6 +1,5 @@
 """The command `simulate`: what a run would cost with other numbers of workers and other modes, before it is made."""
 
-import csv
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -52,7 +51,7 @@ def simulate(
     lifetime: Annotated[str, typer.Option(help="Mean time until a worker is preempted, e.g. 2h.")] = "",
     requeue: Annotated[str, typer.Option(help="From a preemption to the next launch.")] = "60s",
     silent: Annotated[bool, typer.Option("--silent", help="Preempted without grace time, so without a word.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the durations.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the durations.")] = 0,
     table: Annotated[Path | None, typer.Option("--csv", help="Also write the table here.")] = None,
     json: Json = False,
 ) -> None:
@@ -60,7 +59,7 @@ def simulate(
     from hpc_es.analysis.durations import parse, parse_seconds
     from hpc_es.analysis.simulate import Preemption, with_mode
     from hpc_es.analysis.simulate import simulate as simulate_run
-    from hpc_es.cli.output import console, print_json
+    from hpc_es.cli.output import console, print_json, write_csv
 
     output_file(table)
     settings = load_config(config, overrides)
@@ -76,7 +75,7 @@ def simulate(
     results = [simulate_run(case, lasts, num_workers=count, preemption=preemption) for count, case in cases]
     rows = [_row(result, results) for result in results]
     if table is not None:
-        _write_csv(rows, table)
+        write_csv([_numbers(row) for row in rows], table)
     if json:
         print_json({"durations": durations, "seed": seed, "results": rows})
         return
@@ -119,12 +118,9 @@ def _row(result: "Simulated", results: Sequence["Simulated"]) -> dict[str, Any]:
     return row
 
 
-def _write_csv(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    columns = [key for key, value in rows[0].items() if not isinstance(value, dict | tuple)]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns, extrasaction="ignore")
-        writer.writeheader()
-        writer.writerows(rows)
+def _numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """What fits into one cell each."""
+    return {key: value for key, value in row.items() if not isinstance(value, dict | tuple)}
 
 
 def _beside_the_run(path: Path, cases: "Sequence[tuple[int, Config]]", results: "Sequence[Simulated]") -> Iterator[str]:

@@ -56,7 +56,7 @@ def counterfactual(
 
     from hpc_es.analysis.counterfactual import Drop
     from hpc_es.analysis.counterfactual import counterfactual as recompute
-    from hpc_es.cli.output import console, print_json
+    from hpc_es.cli.output import console, print_json, write_csv
 
     paths = run_paths(run)
     output_file(csv)
@@ -68,7 +68,9 @@ def counterfactual(
     if csv is None:
         csv = paths.report / "counterfactual.csv"
         csv.parent.mkdir(exist_ok=True)
-    _write_csv(found, csv)
+    if not found.lines:
+        raise ConfigError("the run has no update yet")
+    write_csv([dataclasses.asdict(line) for line in found.lines], csv)
     if json:
         summary = {"cosine_mean": found.mean("cosine"), "norm_ratio_mean": found.mean("norm_ratio")}
         print_json({"run": str(run), **dataclasses.asdict(found), **summary, "csv": str(csv)})
@@ -82,19 +84,6 @@ def counterfactual(
 def _lag_weight(text: str) -> list[str]:
     kind, colon, rate = text.partition(":")
     return [f"es.lag_weight.kind={kind}", *([f"es.lag_weight.rate={rate}"] if colon else [])]
-
-
-def _write_csv(found: "Counterfactual", path: Path) -> None:
-    import csv
-    import dataclasses
-
-    rows = [dataclasses.asdict(line) for line in found.lines]
-    if not rows:
-        raise ConfigError("the run has no update yet")
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _lines_table(found: "Counterfactual", *, whole: bool) -> "Table":

@@ -22,6 +22,7 @@ from hpc_es.launch.solo import Recorded, Solo
 
 Say = Callable[[str], None]
 DEFAULT_LAGS = (1, 4, 8)
+DEFAULT_MEMBERS = 8
 MAX_LINES = 20
 """Of progress; every score is in what is returned."""
 
@@ -92,12 +93,13 @@ class StaleScores:
 
 
 def noise_scores(
-    recorded: Recorded, *, version: int | None = None, members: int = 8, repeats: int = 4, say: Say = print
+    recorded: Recorded, *, version: int | None = None, members: int | None = None, repeats: int = 4, say: Say = print
 ) -> NoiseScores:
     """Score `members` members of theta_version `repeats` times on one batch and on as many fresh ones.
 
-    Takes members * (2 * repeats - 1) evaluations; greedy, all but two of a member's are on fresh batches. Errors:
-    ConfigError for a version or number that does not exist, DigestMismatch, EngineError, EnvError.
+    members: default 8, or all of a smaller population. Takes members * (2 * repeats - 1) evaluations; greedy, all but
+    two of a member's are on fresh batches. Errors: ConfigError for a version or number that does not exist,
+    DigestMismatch, EngineError, EnvError.
     """
     version = recorded.version(version)
     if repeats < 2:
@@ -128,18 +130,20 @@ def stale_scores(
     *,
     version: int | None = None,
     lags: Sequence[int] | None = None,
-    members: int = 8,
+    members: int | None = None,
     say: Say = print,
 ) -> StaleScores:
     """Score the members of theta_{version - lag} around theta_version, for each lag and for lag 0.
 
-    lags: default those of 1, 4, 8 that the run has. Takes `members` evaluations per lag, and as many again where the
-    run has no result. Errors: as `noise_scores`.
+    lags: each at least 1; default those of 1, 4, 8 that the run has. members: as for `noise_scores`. Takes
+    `members` evaluations per lag, and as many again where the run has no result. Errors: as `noise_scores`.
     """
     version = recorded.version(version)
-    wanted = [lag for lag in DEFAULT_LAGS if lag <= version] if lags is None else sorted(set(lags) - {0})
+    wanted = [lag for lag in DEFAULT_LAGS if lag <= version] if lags is None else sorted(set(lags))
     for lag in wanted:
-        if not 0 < lag <= version:
+        if lag < 1:
+            raise ConfigError(f"--lags {lag} must be at least 1; lag 0 is scored beside them in any case")
+        if lag > version:
             raise ConfigError(f"--lags {lag}: members that are {lag} versions old at version {version} do not exist")
     tasks = count_tasks(recorded.config)
     groups = [(lag, members_of(recorded, tasks, version - lag, members)) for lag in (0, *wanted)]
@@ -168,12 +172,18 @@ def stale_scores(
     )
 
 
-def members_of(recorded: Recorded, tasks: Tasks, version: int, count: int) -> list[Assignment]:
+def members_of(recorded: Recorded, tasks: Tasks, version: int, count: int | None) -> list[Assignment]:
     """The first `count` members that the run planned at a version, in slot order, or would have planned there.
 
-    Errors: ConfigError when `count` is below 3 or above the population.
+    count: default 8, or all of a smaller population. Errors: ConfigError when it is below 3 or above the population.
     """
     config = recorded.config
+    if config.es.population < 3:
+        raise ConfigError(
+            f"es.population={config.es.population} is too small for a probe: nothing can be said of the spread of "
+            "fewer than 3 members"
+        )
+    count = min(DEFAULT_MEMBERS, config.es.population) if count is None else count
     if not 3 <= count <= config.es.population:
         raise ConfigError(
             f"--members {count} must be from 3, below which nothing can be said of a spread, to es.population="
