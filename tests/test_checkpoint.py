@@ -238,3 +238,15 @@ def test_transformers_loads_an_export_with_the_same_bits(tmp_path: Path) -> None
     tensors = loaded.state_dict()
     assert all(np.array_equal(tensors[name].numpy(), arena.tensor(name)) for name in arena.names)
     transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+
+
+def test_a_checkpoint_whose_file_is_gone_or_cut_is_written_again(run: RunPaths, arena: Arena) -> None:
+    advance(arena, 1)
+    theta = checkpoint.write(run, arena) / checkpoint.THETA
+    whole = theta.read_bytes()
+    theta.unlink()
+    checkpoint.write(run, arena)
+    assert theta.read_bytes() == whole
+    theta.write_bytes(whole[:-4])
+    checkpoint.write(run, arena)
+    assert theta.read_bytes() == whole

@@ -181,3 +181,11 @@ def test_without_a_terminal_each_version_is_one_line(capsys: pytest.CaptureFixtu
     assert [line.split(" ", 1)[1].split(",")[0] for line in lines] == [
         "version 3 of 10", "version 4 of 10", "version 4 of 10", "worker-local-0 was killed",
     ]  # fmt: skip
+
+
+def test_a_run_folder_that_was_copied_to_another_name_is_told_what_goes_on(config_file: Path) -> None:
+    copied = Path("runs/other")
+    copied.mkdir(parents=True)
+    config_file.rename(copied / "config.yaml")
+    assert "add run.dir=runs run.name=other" in invoke("run", "runs/other").stderr
+    assert "no such folder" in invoke("run", "runs/other", "run.dir=runs", "run.name=other").stderr  # of the model

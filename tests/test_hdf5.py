@@ -27,7 +27,7 @@ from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.store.projection import Projection
 from hpc_es.store.read import Run
 from hpc_es.store.records import Committed, Joined, Leased, Left, Noted, Started
-from hpc_es.store.rows import Changes
+from hpc_es.store.rows import Changes, storable
 from hpc_es.store.schema import TABLES
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -532,3 +532,23 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none", tmp_path / "none" / "run.h5"):
         with pytest.raises(ConfigError, match="is no run"):
             hpc_es.store.read(path)
+
+
+def test_texts_that_hdf5_cannot_hold_are_escaped_and_the_file_goes_on_being_written(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    writer = JournalWriter.create(RunPaths(tmp_path / "run"), started)
+    writer.append(Noted(2000.0, "error", "odd", "boom \x00 é"))
+    writer.close()
+    rebuild(tmp_path / "run")
+    run = hpc_es.store.read(tmp_path / "run")
+    assert run.events.detail.iloc[-1] == "boom \\x00 é"
+    assert_same(tables(run), from_journal(tmp_path / "run"))
+    assert storable("a\udc80") == "a\\udc80"
+
+
+def test_a_file_ahead_of_a_journal_that_lost_its_end_is_called_ahead(root: Path) -> None:
+    rebuild(root)
+    segment = RunPaths(root).segment(1)
+    segment.write_bytes(segment.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="torn tail"), pytest.warns(UserWarning, match="ahead of the journal"):
+        hpc_es.store.read(root)

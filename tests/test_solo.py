@@ -135,3 +135,11 @@ def test_an_evaluation_afterwards_goes_through_the_same_engine(tmp_path: Path) -
     done = evaluate(root, version=1, num_tasks=5, say=lambda text: None)
     assert (done.version, len(done.episodes)) == (1, 5)
     assert RunPaths(root).later_eval(done.name).is_file()
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorded = Recorded.read(make_run(tmp_path))
+    (recorded.paths.checkpoint(2) / checkpoint.THETA).write_bytes(b"")
+    assert asyncio.run(visit(recorded, [3, 2]))[0][0] == recorded.digests[3]
+    assert asyncio.run(visit(recorded, [2]))[0][0] == recorded.digests[2]
+    assert "going on without it" in caplog.text

@@ -259,3 +259,33 @@ def test_replay_refuses_another_base_model(config: Config, tmp_path: Path) -> No
         replay(tmp_path / "run", 1, model=other)
     with pytest.raises(ModelError):
         replay(tmp_path / "run", 1, model=tmp_path / "nowhere")
+
+
+def test_damaged_checkpoints_and_those_newer_than_the_journal_are_problems(config: Config, tmp_path: Path) -> None:
+    records, arena, paths = made_up_run(config, base(config)), base(config), RunPaths(tmp_path / "run")
+    commits = [r.commit for r in records if isinstance(r, journal.Committed)]
+    last = next(n for n, r in enumerate(records) if isinstance(r, journal.Committed) and r.commit.version == 4)
+    write(paths.root, records[:last])
+    arena.apply(commits[:3])
+    checkpoint.write(paths, arena)
+    assert verify(paths.root).ok
+    arena.apply(commits[3:5])
+    checkpoint.write(paths, arena)
+    (paths.checkpoint(3) / checkpoint.THETA).write_bytes(b"")
+    damaged, newer = verify(paths.root).problems
+    assert "v00000003 is damaged" in damaged
+    assert "v00000005 is newer than the journal, which ends at version 3" in newer
+
+
+def test_a_journal_without_records_is_told_from_a_run_that_never_began(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    with pytest.raises(VerifyError, match="has no journal: nothing has run here"):
+        verify(tmp_path)
+    paths.segment(1).write_bytes(b"hi\n")
+    with pytest.raises(VerifyError, match=r"no valid record in journal.1.hpcj \(3 bytes\)"):
+        verify(tmp_path)
+    paths.segment(1).unlink()
+    paths.checkpoint(2).mkdir(parents=True)
+    paths.hdf5.touch()
+    with pytest.raises(VerifyError, match=r"no journal, although it has checkpoints/v00000002, run.h5: restore"):
+        verify(tmp_path)

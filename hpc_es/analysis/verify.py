@@ -4,6 +4,7 @@ Invariant: nothing is believed that can be computed again. Digests come from a t
 coefficients from the recorded fitness, members from the run seed. What does not fit becomes a problem in the report.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from hpc_es.config.load import from_record
 from hpc_es.config.schema import Config
-from hpc_es.errors import ConfigError, VerifyError
+from hpc_es.errors import ConfigError, StoreError, VerifyError
 from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Member, Result, UpdateMember
 from hpc_es.es.staleness import Composed, lag
 from hpc_es.head import planning
@@ -82,8 +83,13 @@ def verify(run: Path, *, model: Path | None = None, say: Say = lambda text: None
 
     Errors: StoreError or JournalDamaged when the journal cannot be read, ModelError when the base cannot.
     """
-    history = collect(read_journal(run))
-    return check(history, load_base(history, model), say=say)
+    written = RunPaths(run).written_checkpoints()  # before the journal: a run that goes on may write newer ones
+    history = _read(run)
+    arena = load_base(history, model)
+    report = check(history, arena, say=say)
+    if arena.base_digest == history.base_digest:
+        report.problems.extend(_check_checkpoints(history, arena, written))
+    return report
 
 
 def replay(run: Path, version: int | None = None, *, model: Path | None = None) -> Arena:
@@ -92,7 +98,7 @@ def replay(run: Path, version: int | None = None, *, model: Path | None = None) 
     Errors: as verify; ConfigError when the run has no such version; VerifyError when theta has another digest than the
     run had.
     """
-    history = collect(read_journal(run))
+    history = _read(run)
     last = len(history.commits)
     version = last if version is None else version
     if not 0 <= version <= last:
@@ -108,6 +114,22 @@ def replay(run: Path, version: int | None = None, *, model: Path | None = None) 
             f"theta_{version} has digest {digest:016x}, the run recorded {recorded:016x}; run hpc-es verify"
         )
     return arena
+
+
+def _read(run: Path) -> History:
+    """The history of a run folder. Errors: as verify; VerifyError with what is there when nothing was recorded."""
+    records = read_journal(run)
+    first = next(records, None)
+    if first is not None:
+        return collect(itertools.chain([first], records))
+    paths = RunPaths(run)
+    segments = [f"{path.name} ({path.stat().st_size} bytes)" for _, path in paths.segments()]
+    what = f"no valid record in {', '.join(segments)}" if segments else "no journal"
+    rest = [folder for _, folder in paths.written_checkpoints()] + [paths.hdf5] * paths.hdf5.exists()
+    if rest:
+        names = ", ".join(str(path.relative_to(run)) for path in rest)
+        raise VerifyError(f"{run} has {what}, although it has {names}: restore the journal from a copy")
+    raise VerifyError(f"{run} has {what}: nothing has run here, or its journal is lost")
 
 
 def load_base(history: History, model: Path | None = None) -> Arena:
@@ -129,7 +151,7 @@ def collect(records: Iterable[journal.AnyRecord]) -> History:
         else:
             _sort_in(history, record)
     if history is None:
-        raise VerifyError("the journal is empty: nothing has run here")
+        raise VerifyError("there are no records")
     return history
 
 
@@ -290,6 +312,27 @@ def _check_results(history: History, digests: dict[int, int]) -> list[str]:
         and (digest := digests.get(result.eval_id.version)) is not None
         and digest != result.digest
     ]
+
+
+def _check_checkpoints(history: History, arena: Arena, written: list[tuple[int, Path]]) -> list[str]:
+    """Every checkpoint is intact, and of a version that the journal has. The arena ends at any version."""
+    problems = []
+    for version, folder in written:
+        try:
+            arena.reload(folder)
+        except StoreError as error:
+            if folder.exists():  # a run that goes on removes old ones
+                problems.append(str(error))
+            continue
+        digest, recorded = checkpoint.read_manifest(folder).digest, history.digests.get(version)
+        if version > len(history.commits):
+            problems.append(
+                f"{folder} is newer than the journal, which ends at version {len(history.commits)}: its end is lost; "
+                "restore the journal from a copy"
+            )
+        elif recorded is not None and digest != recorded:
+            problems.append(f"{folder}: digest {digest:016x}, the run recorded {recorded:016x}")
+    return problems
 
 
 def _wrong_base(found: int, recorded: int) -> str:

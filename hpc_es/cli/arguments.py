@@ -38,9 +38,10 @@ def _check_place(root: Path, settings: "Config") -> None:
     """Going on with a run folder must not begin another. Errors: ConfigError when the folder was moved."""
     place = settings.run.dir / settings.run.name
     if place.resolve() != root.resolve():
+        renamed = f" run.name={root.resolve().name}" if root.resolve().name != settings.run.name else ""
         raise ConfigError(
             f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, "
-            f"or add run.dir={root.parent}; the folder's own name cannot change"
+            f"or add run.dir={root.parent}{renamed}"
         )
 
 

@@ -19,6 +19,7 @@ from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
 from hpc_es.errors import ConfigError, DigestMismatch, StoreError
 from hpc_es.es.records import Assignment, Commit, EvalId, Member, Result
+from hpc_es.params import checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
@@ -125,13 +126,24 @@ class Solo:
 
     async def _go_to(self, version: int) -> None:
         engine, recorded = self._engine, self._recorded
-        written = [(v, folder) for v, folder in recorded.paths.written_checkpoints() if v <= version]
-        nearest, folder = written[-1] if written else (0, None)
+        starts = checkpoint.starts(recorded.paths, version)
+        nearest = starts[0][0] if starts else 0
         if not nearest <= engine.version <= version:
-            await engine.load(folder)
+            await self._load(starts)
         await engine.update([recorded.commits[v] for v in range(engine.version + 1, version + 1)])
         if engine.digest != recorded.digests[version]:
             raise DigestMismatch(
                 f"theta_{version} was rebuilt with digest {engine.digest:016x}, the journal has "
                 f"{recorded.digests[version]:016x}: `hpc-es verify {recorded.paths.root}` shows where the bits part"
             )
+
+    async def _load(self, starts: list[tuple[int, Path]]) -> None:
+        """The first of these checkpoints that is intact, else the base model."""
+        for _, folder in starts:
+            try:
+                await self._engine.load(folder)
+            except StoreError as error:
+                checkpoint.pass_over(error)
+            else:
+                return
+        await self._engine.load(None)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from hpc_es.errors import StoreError
-from hpc_es.params.weights import Spec
+from hpc_es.errors import ModelError, StoreError
+from hpc_es.params.weights import Spec, scan_file
 from hpc_es.params.weights import write as write_safetensors
 from hpc_es.paths import RunPaths
 
@@ -47,18 +47,20 @@ class Manifest(Struct, frozen=True):
 def write(run: RunPaths, arena: "Arena", digest: int | None = None) -> Path:
     """Write theta_version and return its folder; `digest` saves a pass where it is known.
 
-    theta must not change meanwhile. A checkpoint of the same version is replaced unless it has the same digest.
+    theta must not change meanwhile. A checkpoint of the same version is replaced unless it has the same digest and
+    its file is whole.
     Errors: StoreError, for instance when the disk is full; nothing is left behind.
     """
     folder, digest = run.checkpoint(arena.version), arena.digest() if digest is None else digest
     manifest = Manifest(arena.version, digest, arena.base_digest, arena.num_parameters)
+    contents = arena.contents()
     if folder.exists():
-        with contextlib.suppress(StoreError):
-            if read_manifest(folder) == manifest:
+        with contextlib.suppress(StoreError, ModelError):
+            stored = {tensor.name: tensor.shape for tensor in scan_file(folder / THETA)}
+            if read_manifest(folder) == manifest and stored == {name: v.shape for name, v in contents.items()}:
                 return folder
         shutil.rmtree(folder, ignore_errors=True)
     with written_whole(folder) as temporary:
-        contents = arena.contents()
         specs = [Spec(name, "F32", values.shape) for name, values in contents.items()]
         write_safetensors(temporary / THETA, specs, contents.__getitem__)
         write_manifest(temporary, manifest)
@@ -85,16 +87,40 @@ def restore(run: RunPaths, arena: "Arena", version: int) -> int:
 
     Damaged checkpoints are passed over with a warning. Errors: ModelError when the base has changed.
     """
-    for written, folder in reversed(run.written_checkpoints()):
-        if written <= version:
-            try:
-                arena.reload(folder)
-            except StoreError as error:
-                log.warning("%s; going on without it", error)
-            else:
-                return written
+    for written, folder in starts(run, version):
+        try:
+            arena.reload(folder)
+        except StoreError as error:
+            pass_over(error)
+        else:
+            return written
     arena.reload(None)
     return 0
+
+
+def starts(run: RunPaths, version: int) -> list[tuple[int, Path]]:
+    """(version, folder) of the checkpoints at or before `version`, newest first."""
+    return [(written, folder) for written, folder in reversed(run.written_checkpoints()) if written <= version]
+
+
+def pass_over(error: StoreError) -> None:
+    """Say why a checkpoint does not serve; the next older one, or the base, will."""
+    log.warning("%s; going on without it", error)
+
+
+def newer_than(run: RunPaths, version: int, base_digest: int) -> list[Path]:
+    """Readable checkpoints from the same base that are newer than `version`.
+
+    One is only written once its update and digest are durable. So none is newer than the last update of a journal,
+    whatever crashed, unless the journal lost its end or was replaced by an older copy.
+    """
+    newer = []
+    for written, folder in run.written_checkpoints():
+        if written > version:
+            with contextlib.suppress(StoreError):
+                if read_manifest(folder).base_digest == base_digest:
+                    newer.append(folder)
+    return newer
 
 
 def prune(run: RunPaths, keep: int) -> None:

@@ -26,7 +26,7 @@ from hpc_es.store.journal import Warn, journal_end, read_journal, warn_python, w
 from hpc_es.store.pages import BufferedPages
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.records import AnyRecord, Started
-from hpc_es.store.rows import Changes
+from hpc_es.store.rows import Changes, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
 RETRY_SECONDS = 30.0
@@ -305,6 +305,8 @@ def _write_cells(dataset: h5py.h5d.DatasetID, column: Column, rows: list[int], v
     if column.choices:
         numbers = {word: number for number, word in enumerate(column.choices)}
         values = [numbers[word] for word in values]
+    elif column.dtype == "str":
+        values = [storable(text) for text in values]
     new = np.array(values, dtype=_stored_dtype(column))
     where = np.array(rows, dtype=int)
     cuts = np.flatnonzero(np.diff(where) > _GAP_ROWS) + 1

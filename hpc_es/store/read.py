@@ -15,7 +15,7 @@ from hpc_es.errors import ConfigError, JournalDamaged, StoreError
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import journal_end, read_journal, warn_python
 from hpc_es.store.projection import Projection, merge_later
-from hpc_es.store.rows import Changes
+from hpc_es.store.rows import Changes, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
 if TYPE_CHECKING:  # imported where they are used, so that importing hpc_es.store costs nothing
@@ -125,7 +125,9 @@ class Run:
         except JournalDamaged as error:
             warnings.warn(f"{error}; the tables are from {self._hdf5.name}", stacklevel=4)
             return
-        if end is None or here != (end.generation, end.num_bytes):
+        if end is None or here > (end.generation, end.num_bytes):
+            raise _Unusable(f"{self._hdf5} is ahead of the journal, which has lost its end (restore it from a copy)")
+        if here < (end.generation, end.num_bytes):
             raise _Unusable(f"{self._hdf5} is behind the journal")
 
     def _turn_to_journal(self, reason: str) -> dict[str, Any]:
@@ -290,6 +292,8 @@ def _apply(tables: dict[str, Columns], changes: Changes) -> None:
         rows, cells = changes.columns(table)
         for column, values in zip(TABLES[table], cells, strict=False):  # no cells: no row has changed
             known = columns[column.name]
+            if column.dtype == "str":
+                values = [storable(text) for text in values]
             known[rows] = np.array(values, known.dtype)
 
 

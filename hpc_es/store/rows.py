@@ -16,6 +16,11 @@ _TEXTS = {table: {column.name for column in columns if column.dtype == "str"} fo
 _FILLS = {table: {column.name: column.fill for column in columns} for table, columns in TABLES.items()}
 
 
+def storable(text: str) -> str:
+    """A text as HDF5 can hold it: NUL and lone surrogates, which it cannot, are written as escapes."""
+    return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+
+
 @dataclass(slots=True)
 class Row:
     """One row that is filled in as things become known; `cells` by column."""

@@ -281,9 +281,10 @@ def _is_reward(value: object) -> bool:
 
 
 def quote(error: BaseException) -> str:
-    """Type and text of an error, as text that can be sent and read: short, and valid UTF-8."""
+    """Type and text of an error, as text that can be sent and read: short, valid UTF-8, control characters escaped."""
     try:
         text = str(error)
     except Exception:  # it is the environment's own class
         text = "(its text cannot be shown)"
-    return f"{type(error).__name__}: {text[:MAX_QUOTE]}".encode(errors="replace").decode()
+    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text[:MAX_QUOTE])
+    return f"{type(error).__name__}: {shown[:MAX_QUOTE]}"
