@@ -202,8 +202,8 @@ def test_a_member_that_the_run_seed_does_not_give_is_found(config: Config) -> No
     assert any("does not follow from the run seed" in text for text in report.problems)
 
 
-def test_an_empty_journal_is_refused() -> None:
-    with pytest.raises(VerifyError, match="empty"):
+def test_an_journal_without_records_is_refused() -> None:
+    with pytest.raises(VerifyError, match="no records"):
         collect([])
 
 
