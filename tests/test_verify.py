@@ -202,7 +202,7 @@ def test_a_member_that_the_run_seed_does_not_give_is_found(config: Config) -> No
     assert any("does not follow from the run seed" in text for text in report.problems)
 
 
-def test_an_journal_without_records_is_refused() -> None:
+def test_a_journal_without_records_is_refused() -> None:
     with pytest.raises(VerifyError, match="no records"):
         collect([])
 
