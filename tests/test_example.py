@@ -62,4 +62,4 @@ def test_a_run_on_it_goes_through_from_the_working_directory(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     shown = subprocess.run([command, "episodes", tmp_path / "guess"], capture_output=True, text=True, timeout=60)
-    assert "kept episodes; read one with" in shown.stdout
+    assert "kept episodes\nread one with" in shown.stdout
