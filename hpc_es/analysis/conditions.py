@@ -158,7 +158,7 @@ def costs_text(table: "pd.DataFrame") -> TextTable:
         f"Mean ± standard deviation between runs. {unit} are seconds that workers spent on evaluations"
         f"{', times their GPUs' if gpus else ''}; tokens are prompt and generated ones; neither counts evaluations on "
         "held-out tasks. Busy and useful: of the seconds that workers were connected, spent on evaluations, and on "
-        "accepted ones (above 100 % where work went on without a head). Lag in versions, counted at the commit.",
+        "accepted ones. Lag in versions, counted at the commit.",
     )
 
 

@@ -113,7 +113,7 @@ TIME = (
         "worker_shares",
         "Busy and useful shares",
         "Of the seconds that a worker was connected: blue went into evaluations that count, orange into others, grey "
-        "into none. More than 100 % is work that went on while there was no head to be connected to.",
+        "into none.",
         lambda chosen: plots.plot_worker_shares(chosen.few),
         per_run=True,
     ),

@@ -78,7 +78,7 @@ class Episode(Struct, frozen=True, gc=False):
     seconds_generating: float
     seconds_in_env: float
     ended: str
-    """Why it ended: "terminated", "truncated", "tokens", or a task's own word."""
+    """Why it ended: "terminated", "truncated", "context" (the prompt left no room for an answer) or "time"."""
     retries: int = 0
 
 

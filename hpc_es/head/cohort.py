@@ -48,9 +48,7 @@ class Cohort:
 
     def room(self) -> int:
         """How many more members may be dispatched on demand."""
-        outstanding = dict(
-            self.ledger.live
-        )  # asked for every member: adding the counters would take five times as long
+        outstanding = dict(self.ledger.live)  # asked for every member, and adding Counters takes five times as long
         for version, count in self.ledger.waiting.items():
             outstanding[version] = outstanding.get(version, 0) + count
         return self.schedule.room(self.ledger.version, outstanding)

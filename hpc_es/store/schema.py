@@ -144,7 +144,9 @@ EPISODES = (
     Column("tokens_out", "int64", "tokens", "generated tokens"),
     Column("seconds_generating", "float64", "s", "waiting for the engine (monotonic clock)"),
     Column("seconds_in_env", "float64", "s", "in reset and step (monotonic clock)"),
-    Column("ended", "str", "", 'why: "terminated", "truncated", "tokens", or a word of the task'),
+    Column(
+        "ended", "str", "", 'why: "terminated", "truncated" (both by the task), "context" or "time" (limits of the run)'
+    ),
     Column("retries", "int32", "", "faults of the machinery before it went through"),
 )
 

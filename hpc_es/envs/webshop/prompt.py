@@ -36,39 +36,29 @@ def write(
 
     history: the last (observation, action) pairs; num_turns: turns that were taken so far.
     """
-    text = _write(task, observation, actions, history, num_turns, max_turns, style)
-    if history and len(text) > MAX_CHARACTERS:
-        text = _write(task, observation, actions, (), num_turns, max_turns, style)
-    return text
-
-
-def _write(
-    task: str,
-    observation: str,
-    actions: Sequence[str],
-    history: Sequence[tuple[str, str]],
-    num_turns: int,
-    max_turns: int,
-    style: Style,
-) -> str:
-    parts = [
+    rules = (
         "You are shopping in WebShop, an online shop that shows its pages as text. Find a product that meets the task, "
-        "choose the options that it asks for, and buy it.",
-        f"Task: {task}",
-    ]
-    if history:
-        first = num_turns - len(history) + 1
-        past = "\n".join(
-            f"[Turn {turn}] page: {page}\n[Turn {turn}] your action: {action}"
-            for turn, (page, action) in enumerate(history, first)
-        )
-        parts.append(f"The last {len(history)} of your {num_turns} turns so far:\n{past}")
-    parts += [
+        "choose the options that it asks for, and buy it."
+    )
+    now = (
         f"Turn {num_turns + 1} of {max_turns}. The page now:\n{observation}",
         "Actions that you can take:\n" + "\n".join(actions),
         _HOW_TO_ANSWER[style],
-    ]
-    return "\n\n".join(parts)
+    )
+    text = "\n\n".join((rules, f"Task: {task}", *_past(history, num_turns), *now))
+    if history and len(text) > MAX_CHARACTERS:
+        text = "\n\n".join((rules, f"Task: {task}", *now))
+    return text
+
+
+def _past(history: Sequence[tuple[str, str]], num_turns: int) -> list[str]:
+    if not history:
+        return []
+    past = "\n".join(
+        f"[Turn {turn}] page: {page}\n[Turn {turn}] your action: {action}"
+        for turn, (page, action) in enumerate(history, num_turns - len(history) + 1)
+    )
+    return [f"The last {len(history)} of your {num_turns} turns so far:\n{past}"]
 
 
 def read(answer: str) -> str:
