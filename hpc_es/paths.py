@@ -11,7 +11,8 @@ RUN/
   logs/                    head.log, worker-<seat>.log; of Slurm jobs head-<job>.<attempt>.log,
                            worker-<job>_<task>.<attempt>.log, and what Slurm itself says: slurm-<job>_<task>.out
   slurm/                   the scripts that were submitted, and <job>.json for every job of the run
-  evals/                   journals of evaluations made after the run
+  tasks.json               the evaluation tasks: what each is called, its horizon, whether it can succeed at all
+  evals/                   journals of evaluations made after the run; NAME.tasks.json where they are of other tasks
   trajectories/            <worker>.jsonl: a sample of the episodes that it played, word by word
   report/                  tables and figures
   base/                    of a fork: theta_V of the run that it comes from
@@ -71,6 +72,10 @@ class RunPaths:
         return self.slurm / f"{role}.sbatch"
 
     @property
+    def tasks(self) -> Path:
+        return self.root / "tasks.json"
+
+    @property
     def evals(self) -> Path:
         return self.root / "evals"
 
@@ -107,6 +112,10 @@ class RunPaths:
     def later_eval(self, name: str) -> Path:
         """Journal of an evaluation made after the run."""
         return self.evals / f"{name}.hpcj"
+
+    def later_eval_tasks(self, name: str) -> Path:
+        """What the tasks of such an evaluation are, where they are not those of the run."""
+        return self.evals / f"{name}.tasks.json"
 
     def later_evals(self) -> list[Path]:
         """Those that are there, by name."""

@@ -78,6 +78,8 @@ class EvalConfig(Model):
     """The first so many tasks of the evaluation environment. 0: no evaluation at all."""
     batch: int | None = Field(None, ge=1)
     """Tasks per evaluation; default: es.tasks_per_member."""
+    repeats: int = Field(1, ge=1)
+    """Every task is played so many times, each time with sampling seeds of its own; greedy play gains nothing."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Laid over `task.options`."""
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from hpc_es.errors import EnvError
+
 
 @dataclass(frozen=True)
 class Message:
@@ -46,6 +48,18 @@ class StepResult:
         return self.terminated or self.truncated
 
 
+@dataclass(frozen=True)
+class TaskFacts:
+    """What is known of a task before anybody plays it; kept in the run's manifest of evaluation tasks."""
+
+    id: str
+    """Its name in the task's own data, the same whatever split or seed the run has: `goal 17`."""
+    horizon: int | None = None
+    """The least number of turns that can succeed (H*), where the task knows it."""
+    reachable: bool = True
+    """Whether any play can succeed at all: the share of such tasks is the ceiling of a success rate."""
+
+
 class Env(ABC):
     """One episode at a time; `reset` starts a new one. Options are keyword arguments of the constructor."""
 
@@ -69,6 +83,12 @@ class Env(ABC):
     @abstractmethod
     def step(self, text: str) -> StepResult:
         """Take the model's answer. Errors: EnvError when no episode is running."""
+
+    def facts(self, task: int) -> TaskFacts:
+        """Of one task; between episodes or within one. Errors: EnvError when it is outside 0..num_tasks-1."""
+        if not 0 <= task < self.num_tasks:
+            raise EnvError(f"task {task} does not exist; tasks are 0..{self.num_tasks - 1}")
+        return TaskFacts(str(task))
 
     def close(self) -> None:
         """Free what the environment holds."""
