@@ -18,6 +18,8 @@ from hpc_es.errors import EnvError
 class Message:
     role: Literal["system", "user", "assistant"]
     content: str
+    images: tuple[bytes, ...] = ()
+    """PNG or JPEG files, shown in front of the content; for vision-language models alone."""
 
 
 @dataclass(frozen=True)
