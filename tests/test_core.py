@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from theatre import Stage, make_config
 
 from hpc_es.head.events import GroupFailed, Received, StopAsked, Tick
-from hpc_es.head.planning import make_commit, member_of
+from hpc_es.head.planning import make_commit, member_of, plan_evaluation, replacement
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 
@@ -33,6 +33,28 @@ def test_a_run_makes_its_updates_and_evaluates_theta_0_and_the_final_theta():
     assert sorted(stage.core.ledger.eval_fitness) == [0, 2, 3]
     assert stage.exit is not None
     assert stage.exit.finished
+
+
+def test_evaluations_are_repeated_with_seeds_of_their_own_the_same_at_every_version():
+    stage = undisturbed(eval={"repeats": 3})
+    planned = [a for record in records_of(stage, journal.Planned) for a in record.assignments if a.kind == "eval"]
+    seeds = {}
+    for version in (0, 2, 3):
+        batches = [a for a in planned if a.version == version]
+        assert [a.eval_id.slot for a in batches] == [-1, -2, -3, -4, -5, -6]
+        assert [a.tasks for a in batches] == 3 * [(0, 1), (2,)]
+        seeds[version] = [a.sampling_seed for a in batches]
+    assert seeds[0] == seeds[2] == seeds[3]
+    assert len(set(seeds[0])) == 3
+    once = [a for r in records_of(undisturbed(), journal.Planned) for a in r.assignments if a.kind == "eval"]
+    assert once[0].sampling_seed == seeds[0][0], "the first repeat is what a run without repeats plays"
+    assert stage.commits() == undisturbed().commits()
+
+
+def test_a_repeat_that_fails_is_played_again_with_its_own_seeds():
+    (void,) = list(plan_evaluation(make_config(eval={"repeats": 2}), 1, 0))[1:]
+    again = replacement(make_config(), void)
+    assert (str(again.eval_id), again.sampling_seed, again.tasks) == ("0.-2r1", void.sampling_seed, void.tasks)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5, 9])

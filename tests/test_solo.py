@@ -8,7 +8,8 @@ from msgspec.structs import replace
 
 from hpc_es.config import Config, save
 from hpc_es.errors import ConfigError, DigestMismatch, StoreError
-from hpc_es.es.records import EvalId, Result
+from hpc_es.es.population import eval_sampling_seed
+from hpc_es.es.records import Assignment, EvalId, Result
 from hpc_es.head import planning
 from hpc_es.head.planning import Tasks
 from hpc_es.launch.evaluate import evaluate
@@ -75,7 +76,8 @@ async def visit(recorded: Recorded, versions: list[int]) -> list[tuple[int, floa
     async with Solo.start(recorded) as solo:
         for version in versions:
             await solo.become(version, None)
-            result = await solo.play(planning.assign(recorded.config, EvalId(version, -1), 0, "eval", tuple(range(9))))
+            seed = eval_sampling_seed(recorded.config.run.seed)
+            result = await solo.play(Assignment(EvalId(version, -1), 0, "eval", None, tuple(range(9)), seed))
             assert [episode.task for episode in result.episodes] == list(range(9))
             found.append((result.digest, result.fitness))
     return found

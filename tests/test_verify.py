@@ -45,7 +45,7 @@ def made_up_run(config: Config, arena: Arena) -> Records:
     records: Records = [start]
     for version in range(NUM_UPDATES):
         assignments = [planning.assign(config, EvalId(version, slot), version + 1, "train", (0,)) for slot in range(4)]
-        centre = planning.assign(config, EvalId(version, -1), 0, "eval", (0,))
+        (centre,) = planning.plan_evaluation(config, 1, version)
         records.append(journal.Planned(1.0, version, (*assignments, centre)))
         records.append(journal.Voided(1.0, assignments[1].eval_id, "failed"))
         assignments[1] = planning.replacement(config, assignments[1])

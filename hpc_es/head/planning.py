@@ -3,9 +3,10 @@
 The core asks here while the run lives; `verify` asks again afterwards and must get the same answers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from msgspec import structs
 
@@ -13,7 +14,7 @@ from hpc_es.config import es as settings
 from hpc_es.config.schema import Config
 from hpc_es.errors import VerifyError
 from hpc_es.es import optimiser, population, remedies, schedules, shaping, staleness, subspaces
-from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Kind, Member, OptimiserStep, Result, UpdateMember
+from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Member, OptimiserStep, Result, UpdateMember
 from hpc_es.es.staleness import Schedule
 
 
@@ -50,11 +51,20 @@ def plan(config: Config, schedule: Schedule, tasks: Tasks, version: int) -> tupl
         batch = _batch(config, tasks, version)
         assignments.append(assign(config, EvalId(version, CENTRE_SLOT), 0, "centre", batch))
     if eval_is_due(config, version):
-        size = config.eval.batch or config.es.tasks_per_member
-        for k, first in enumerate(range(0, tasks.eval, size)):
-            batch = tuple(range(first, min(first + size, tasks.eval)))
-            assignments.append(assign(config, EvalId(version, -1 - k), 0, "eval", batch))
+        assignments.extend(plan_evaluation(config, tasks.eval, version))
     return tuple(assignments)
+
+
+def plan_evaluation(config: Config, num_tasks: int, version: int) -> Iterator[Assignment]:
+    """The unperturbed policy on evaluation tasks 0..num_tasks-1, eval.repeats times, in batches: slots -1, -2, ..."""
+    size = config.eval.batch or config.es.tasks_per_member
+    slot = 0
+    for repeat in range(config.eval.repeats):
+        sampling_seed = population.eval_sampling_seed(config.run.seed, repeat)
+        for first in range(0, num_tasks, size):
+            slot -= 1
+            batch = tuple(range(first, min(first + size, num_tasks)))
+            yield Assignment(EvalId(version, slot), 0, "eval", None, batch, sampling_seed)
 
 
 def assign_member(config: Config, tasks: Tasks, version: int, slot: int, update: int) -> Assignment:
@@ -62,18 +72,21 @@ def assign_member(config: Config, tasks: Tasks, version: int, slot: int, update:
     return assign(config, EvalId(version, slot), update, "train", _batch(config, tasks, version))
 
 
-def assign(config: Config, eval_id: EvalId, update: int, kind: Kind, tasks: tuple[int, ...]) -> Assignment:
-    run_seed = config.run.seed
-    if kind == "eval":
-        return Assignment(eval_id, update, kind, None, tasks, population.eval_sampling_seed(run_seed))
+def assign(
+    config: Config, eval_id: EvalId, update: int, kind: Literal["train", "centre"], tasks: tuple[int, ...]
+) -> Assignment:
+    """A member, or the centre on its version's batch."""
     member = member_of(config, eval_id, update) if kind == "train" else None
-    return Assignment(eval_id, update, kind, member, tasks, _sampling_seed(run_seed, eval_id.version))
+    return Assignment(eval_id, update, kind, member, tasks, _sampling_seed(config.run.seed, eval_id.version))
 
 
 def replacement(config: Config, void: Assignment) -> Assignment:
     """The evaluation that takes the place of a void one: a new seed for a member, the same tasks."""
     old = void.eval_id
-    return assign(config, EvalId(old.version, old.slot, old.replacement + 1), void.update, void.kind, void.tasks)
+    eval_id = EvalId(old.version, old.slot, old.replacement + 1)
+    if void.kind == "eval":
+        return structs.replace(void, eval_id=eval_id)
+    return assign(config, eval_id, void.update, void.kind, void.tasks)
 
 
 def _batch(config: Config, tasks: Tasks, version: int) -> tuple[int, ...]:

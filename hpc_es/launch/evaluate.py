@@ -16,8 +16,8 @@ from pathlib import Path
 from hpc_es import __version__, envs
 from hpc_es.config import Config
 from hpc_es.errors import ConfigError
+from hpc_es.es.population import eval_sampling_seed
 from hpc_es.es.records import Assignment, Episode, EvalId, Result
-from hpc_es.head.planning import assign
 from hpc_es.launch.solo import Recorded, Solo
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import write_eval_journal
@@ -44,7 +44,7 @@ def evaluate(
     tasks = _tasks(config, num_tasks)
     began = time.time()
     say(f"evaluating theta_{version} on {len(tasks)} tasks")
-    assignment = assign(config, EvalId(version, -1), 0, "eval", tasks)
+    assignment = Assignment(EvalId(version, -1), 0, "eval", None, tasks, eval_sampling_seed(config.run.seed))
     result = asyncio.run(_measure(recorded, assignment))
     name = f"v{version:08d}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime(began))}-{os.getpid()}"
     started = journal.Started(
