@@ -158,7 +158,7 @@ def test_a_worker_that_never_joins_ends_the_epoch_in_time_and_nothing_waits(head
         began = time.monotonic()
         calls = head.collective.open(1, ["present", "absent"], "gloo")
         head.collective.broadcast(1, RECORD)
-        assert time.monotonic() - began < 0.1
+        assert time.monotonic() - began < TIMEOUT_S / 2
         workers[0].start("join", calls["present"])
         event = head.next_event()
     assert isinstance(event, EpochFailed)

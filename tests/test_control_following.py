@@ -143,7 +143,7 @@ def test_a_head_whose_loop_hangs_is_lost_once_and_in_time(paths: RunPaths) -> No
         hear(server, m.Hello)
         began = time.monotonic()
         wait_until(lambda: worker.lost)
-        assert 5 * BEAT_S < time.monotonic() - began < 8 * BEAT_S + 1
+        assert 5 * BEAT_S < time.monotonic() - began < 8 * BEAT_S + 5
         time.sleep(10 * BEAT_S)
         assert len(worker.lost) == 1
         assert "transport.head_timeout" in str(worker.lost[0])
@@ -184,7 +184,7 @@ def test_asking_a_dead_head_ends_in_time(paths: RunPaths) -> None:
     began = time.monotonic()
     with pytest.raises(TransportError, match="nothing listens at 127"):
         ask(paths, m.StatusRequest(), 0.3)
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 5
 
 
 def test_asking_a_head_that_is_stopped_ends_in_time(paths: RunPaths) -> None:
@@ -193,7 +193,7 @@ def test_asking_a_head_that_is_stopped_ends_in_time(paths: RunPaths) -> None:
         began = time.monotonic()
         with pytest.raises(TransportError, match="no handshake follows"):
             ask(paths, m.StatusRequest(), 0.3)
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 5
 
 
 def test_sending_to_a_peer_that_is_gone_or_does_not_read_never_blocks(paths: RunPaths) -> None:
