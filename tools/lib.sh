@@ -74,6 +74,23 @@ install() {
     echo "$wanted" >>.venv/hpc_es.stamp
 }
 
+# system_packages COMMAND=PACKAGE...: what no Python package brings, by its command and its name in Debian. Where it cannot
+# be installed, the tests that need it are skipped and say so.
+system_packages() {
+    local pair missing=()
+    for pair in "$@"; do
+        command -v "${pair%=*}" >/dev/null || missing+=("${pair#*=}")
+    done
+    ((${#missing[@]})) || return 0
+    if [[ $EUID != 0 ]] || ! command -v apt-get >/dev/null; then
+        say "not installed here, so tests will be skipped: ${missing[*]}"
+        return
+    fi
+    say "installing ${missing[*]}"
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >/dev/null
+}
+
 # One line per extra, which changes with everything that decides what is installed.
 stamps() {
     local hash extra

@@ -8,6 +8,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 install model test
+system_packages bwrap=bubblewrap tesseract=tesseract-ocr java=default-jre-headless
 say "ruff"
 ruff check .
 ruff format --check --quiet .
