@@ -26,6 +26,10 @@ def test_the_example_has_less_than_60_lines_and_keeps_the_contract() -> None:
     check_env(lambda: envs.make(NAME, highest=20))
 
 
+def test_the_readme_shows_the_example_as_it_is() -> None:
+    assert (ROOT / "examples" / "guess.py").read_text() in (ROOT / "README.md").read_text()
+
+
 def test_halving_always_finds_the_number_and_guessing_the_same_does_not() -> None:
     env = envs.make(NAME, highest=20, num_tasks=30)
     for task in range(30):
