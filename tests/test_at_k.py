@@ -1,0 +1,83 @@
+"""pass@k, mean@k and max@k against all choices of k repeats, one by one."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_es.analysis.at_k import curve, max_at_k, mean_at_k, pass_at_k
+from hpc_es.analysis.intervals import bootstrap_mean
+from hpc_es.errors import ConfigError
+
+REWARDS = st.tuples(st.integers(1, 4), st.integers(1, 7)).flatmap(
+    lambda shape: st.lists(
+        st.lists(st.sampled_from([-1.5, 0.0, 0.25, 1.0]), min_size=shape[1], max_size=shape[1]),
+        min_size=shape[0],
+        max_size=shape[0],
+    )
+)
+"""[tasks, repeats]."""
+
+
+@given(REWARDS, st.data())
+@settings(max_examples=60, deadline=None)
+def test_estimates_are_the_mean_over_all_choices_of_k_repeats(rewards: list[list[float]], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(rewards[0])))
+    chosen = np.array([list(itertools.combinations(row, k)) for row in rewards])  # [tasks, choices, k]
+    assert max_at_k(rewards, k).mean == pytest.approx(chosen.max(axis=2).mean())
+    assert mean_at_k(rewards, k).mean == pytest.approx(chosen.mean())
+    solved = np.array(rewards) == 1.0
+    assert pass_at_k(solved, k).mean == pytest.approx((chosen == 1.0).any(axis=2).mean())
+
+
+@given(st.integers(1, 40), st.data())
+@settings(max_examples=40, deadline=None)
+def test_pass_at_k_is_the_formula_of_chen_et_al(num_repeats: int, data: st.DataObject) -> None:
+    solved, k = data.draw(st.integers(0, num_repeats)), data.draw(st.integers(1, num_repeats))
+    row = [True] * solved + [False] * (num_repeats - solved)
+    expected = 1 - math.comb(num_repeats - solved, k) / math.comb(num_repeats, k)
+    assert pass_at_k([row], k).mean == pytest.approx(expected, abs=1e-12)
+
+
+def test_estimates_have_no_bias() -> None:
+    """From 8 repeats, the rate at which 4 fresh attempts succeed; the plug-in 1 - (1 - c/n)^k is too high."""
+    rng = np.random.default_rng(0)
+    rates = rng.uniform(0, 0.4, 20_000)
+    solved = rng.uniform(size=(20_000, 8)) < rates[:, None]
+    truth = (1 - (1 - rates) ** 4).mean()
+    assert pass_at_k(solved, 4).mean == pytest.approx(truth, abs=0.008)
+    assert (1 - (1 - solved.mean(axis=1)) ** 4).mean() < truth - 0.01
+
+
+def test_the_interval_is_over_tasks() -> None:
+    rng = np.random.default_rng(1)
+    solved = rng.uniform(size=(30, 8)) < rng.uniform(size=(30, 1))
+    by_hand = [1 - math.comb(8 - c, 4) / math.comb(8, 4) for c in solved.sum(axis=1).tolist()]
+    found = pass_at_k(solved, 4)
+    assert found.interval == pytest.approx(bootstrap_mean(by_hand))
+    assert found.interval.low < found.mean < found.interval.high
+    assert mean_at_k(solved, 4).interval == bootstrap_mean(solved)
+
+
+def test_a_curve_goes_as_far_as_there_are_repeats_and_climbs() -> None:
+    rng = np.random.default_rng(2)
+    rewards = rng.uniform(size=(10, 12))
+    points = curve(max_at_k, rewards)
+    assert [point.k for point in points] == [1, 2, 4, 8]
+    assert all(one.mean < other.mean for one, other in itertools.pairwise(points))
+    assert points[0].mean == pytest.approx(rewards.mean())
+    assert len({point.mean for point in curve(mean_at_k, rewards)}) == 1
+    assert [point.k for point in curve(pass_at_k, np.ones((3, 32)))] == [1, 2, 4, 8, 16, 32]
+
+
+def test_too_few_repeats_are_named_with_how_many_are_needed() -> None:
+    for estimator in (pass_at_k, mean_at_k, max_at_k):
+        with pytest.raises(ConfigError, match="k=8 attempts need at least 8 repeats of every task, there are 4"):
+            estimator(np.ones((3, 4)), 8)
+        with pytest.raises(ConfigError, match="k=0 attempts are none: k must be at least 1"):
+            estimator(np.ones((3, 4)), 0)
+        with pytest.raises(ConfigError, match=r"must be \[tasks, repeats\]"):
+            estimator(np.ones(3), 1)
