@@ -7,6 +7,7 @@ default comes from a paper, the source is named.
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -29,7 +30,8 @@ class RunConfig(Model):
 
 class ModelConfig(Model):
     path: str
-    """Local Hugging Face folder: config, tokenizer, safetensors. Relative to the working directory."""
+    """Local Hugging Face folder: config, tokenizer, safetensors. Relative to the working directory. For an endpoint,
+    the model's name there."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """What the engine computes in; theta itself is always float32."""
     include: tuple[str, ...] = ("*",)
@@ -84,9 +86,37 @@ class EvalConfig(Model):
     """Laid over `task.options`."""
 
 
+def _base_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        whole = False
+    if not whole or re.search(r"\s", value):
+        raise ValueError("must be a base URL with http:// or https://, e.g. http://localhost:8000/v1")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        # may hold a secret, so the value is not shown
+        raise ValueError("a base URL without user, query and fragment is wanted; a key belongs into engine.api_key_env")
+    return value.rstrip("/")
+
+
+def _variable(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        # likely the key itself, so the value is not shown
+        raise ValueError("the name of an environment variable is wanted, like OPENAI_API_KEY, never the key itself")
+    return value
+
+
 class EngineConfig(Model):
-    kind: Literal["vllm", "transformers", "lab"] = "vllm"
-    """lab: models of the ES laboratory, too small to be of use, so that schedules can be studied in seconds."""
+    kind: Literal["vllm", "transformers", "lab", "endpoint"] = "vllm"
+    """lab: models of the ES laboratory, too small to be of use, so that schedules can be studied in seconds.
+    endpoint: a server with OpenAI's chat API, as a frozen baseline; model.path is the model's name there."""
+    url: Annotated[str, AfterValidator(_base_url)] | None = None
+    """Base URL of an endpoint, e.g. http://localhost:8000/v1."""
+    api_key_env: Annotated[str, AfterValidator(_variable)] = "OPENAI_API_KEY"
+    """The environment variable that holds the endpoint's key; where it is not set, no key is sent."""
+    request_timeout: Seconds = 600.0
+    """The longest that an endpoint may take for one answer before it is asked again."""
     max_concurrent: int = Field(64, ge=1)
     """Episodes at once. 1 with temperature 0 and float32 makes generation independent of batch composition."""
     max_model_len: int = Field(2048, ge=16)
@@ -104,7 +134,20 @@ class EngineConfig(Model):
     probe_every: int = Field(10, ge=0)
     """Commits between two comparisons of the engine's live parameters with the arena; 0: only at the start."""
     extra: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of vLLM's AsyncEngineArgs."""
+    """Further arguments of vLLM's AsyncEngineArgs; of an endpoint, fields laid over the body of every request, null to
+    leave one out: {max_tokens: null, max_completion_tokens: 4096}."""
+
+    @model_validator(mode="after")
+    def _only_endpoints_have_a_url(self) -> "EngineConfig":
+        if self.kind == "endpoint" and self.url is None:
+            raise ValueError(
+                "engine.url is missing: engine.kind=endpoint needs the server's base URL, e.g. http://localhost:8000/v1"
+            )
+        if self.kind != "endpoint" and self.url is not None:
+            raise ValueError(
+                f"engine.url={self.url} is for engine.kind=endpoint, not for {self.kind}: set that kind, or no URL"
+            )
+        return self
 
 
 class TransportConfig(Model):
@@ -242,7 +285,7 @@ class Config(Model):
 
     @model_validator(mode="after")
     def _answers_fit(self) -> "Config":
-        if self.sampling.max_tokens >= self.engine.max_model_len:
+        if self.engine.kind != "endpoint" and self.sampling.max_tokens >= self.engine.max_model_len:
             raise ValueError(
                 f"sampling.max_tokens={self.sampling.max_tokens} must be below engine.max_model_len="
                 f"{self.engine.max_model_len}, or no prompt leaves room for an answer"
