@@ -18,6 +18,7 @@ from typing import IO
 from hpc_es.config import Config, compare, from_record, save
 from hpc_es.errors import ConfigError, LaunchError, ModelError, StoreError
 from hpc_es.head.tasks import count_tasks
+from hpc_es.launch.manifest import settle_tasks
 from hpc_es.params import check_memory, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
@@ -39,12 +40,17 @@ def is_finished(paths: RunPaths) -> bool:
 
 
 def check(config: Config) -> None:
-    """Find what would make the head or every worker fail at its start. Errors: ModelError, ConfigError, EnvError."""
+    """Find what would make the head or every worker fail at its start, and settle the manifest of evaluation tasks.
+
+    Errors: ModelError, EnvError, StoreError; ConfigError, also when the evaluation tasks of a run that has begun have changed.
+    """
     check_model(Path(config.model.path))
     model, optimiser = config.model, config.es.optimiser.kind
     num_arenas = config.launch.workers + 1  # the head has one too
     check_memory(model.path, num_arenas, include=model.include, exclude=model.exclude, optimiser=optimiser)
     count_tasks(config)
+    paths = run_paths(config)
+    settle_tasks(paths.tasks, config, has_begun=began_config(paths) is not None)
 
 
 def check_model(path: Path) -> None:

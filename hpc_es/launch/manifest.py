@@ -1,0 +1,136 @@
+"""The manifest of a run's evaluation tasks, RUN/tasks.json: what they are, and how many of them can succeed at all.
+
+Invariant: it lists the tasks that the run was first evaluated on, in order. A run whose evaluation tasks have become
+others since (another catalogue, another file of problems) does not go on: its success rates would no longer compare.
+Reading it needs no environment.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hpc_es.config import Config
+from hpc_es.envs.base import TaskFacts
+from hpc_es.errors import ConfigError, EnvError, StoreError
+
+_MAX_LISTED = 5
+"""Differences that a refusal lists."""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The evaluation tasks, as tasks.json has them. Its `num_tasks` and `ceiling` are for other readers of the file."""
+
+    env: str
+    options: dict[str, Any]
+    """As the configuration has them for evaluation."""
+    tasks: list[TaskFacts]
+    """The first eval.num_tasks of the evaluation environment: task i of an episode is tasks[i]."""
+
+    @property
+    def ceiling(self) -> float | None:
+        """The highest success rate that any policy can have: the share of reachable tasks. None without tasks."""
+        return sum(task.reachable for task in self.tasks) / len(self.tasks) if self.tasks else None
+
+
+def eval_tasks(config: Config) -> Manifest:
+    """The evaluation tasks of a configuration, from its environment.
+
+    Errors: ConfigError when there are fewer than eval.num_tasks, or for a wrong option; EnvError.
+    """
+    plain = config.model_dump(mode="json")
+    options = {**plain["task"]["options"], **plain["eval"]["options"]}
+    wanted = config.eval.num_tasks
+    return Manifest(config.task.env, options, _facts(config, wanted) if wanted else [])
+
+
+def write_tasks(path: Path, config: Config) -> Manifest:
+    """Write the evaluation tasks of a configuration to `path`, atomically. Errors: as `eval_tasks`; StoreError."""
+    manifest = eval_tasks(config)
+    _write(path, manifest)
+    return manifest
+
+
+def read_tasks(path: Path) -> Manifest | None:
+    """None where there is no such file. Errors: StoreError when it is damaged or cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StoreError(
+            f"{path} cannot be read as a manifest of evaluation tasks: {error}; restore it from a copy, or remove it: "
+            "it is written anew when the run goes on"
+        ) from None
+
+
+def settle_tasks(path: Path, config: Config, *, has_begun: bool) -> None:
+    """Write the manifest of a new run; of one that has begun, check that its evaluation tasks are still the same.
+
+    Errors: ConfigError with what differs; as `write_tasks` and `read_tasks`.
+    """
+    now = eval_tasks(config)
+    before = read_tasks(path) if has_begun else None
+    if before is None:
+        _write(path, now)
+    elif differences := _differences(before.tasks, now.tasks):
+        listed = "".join(f"  {difference}\n" for difference in differences[:_MAX_LISTED])
+        more = len(differences) - _MAX_LISTED
+        raise ConfigError(
+            f"the evaluation tasks of {config.task.env} are not those that this run began with ({path}):\n{listed}"
+            + (f"  and {more} more\n" if more > 0 else "")
+            + "Its evaluations would not compare: bring the task's data back, or give this run another run.name"
+        )
+
+
+def _facts(config: Config, wanted: int) -> list[TaskFacts]:
+    from hpc_es import envs
+
+    env = envs.make_for(config, "eval")
+    try:
+        if wanted > env.num_tasks:
+            raise ConfigError(f"eval.num_tasks={wanted} is more than the {env.num_tasks} tasks of {config.task.env}")
+        return [_checked(env.facts(task), task) for task in range(wanted)]
+    except (ConfigError, EnvError):
+        raise
+    except Exception as error:  # whatever an environment raises is its fault
+        raise EnvError(f"{config.task.env}: the facts of its tasks: {type(error).__name__}: {error}") from error
+    finally:
+        env.close()
+
+
+def _checked(facts: object, task: int) -> TaskFacts:
+    """Errors: EnvError when an environment says something else of a task than the contract allows."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(facts), TaskFacts)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise EnvError(f"task {task} has no proper facts: {error}, in {facts!r}") from None
+
+
+def _write(path: Path, manifest: Manifest) -> None:
+    contents = {
+        "env": manifest.env,
+        "options": manifest.options,
+        "num_tasks": len(manifest.tasks),
+        "ceiling": manifest.ceiling,
+        "tasks": manifest.tasks,
+    }
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n")
+        unfinished.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error}") from None
+
+
+def _differences(before: list[TaskFacts], now: list[TaskFacts]) -> list[str]:
+    if len(before) != len(now):
+        return [f"{len(before)} tasks -> {len(now)}"]
+    changed = [(i, old, new) for i, (old, new) in enumerate(zip(before, now, strict=True)) if old != new]
+    return [f"task {i}: {_shown(old)} -> {_shown(new)}" for i, old, new in changed]
+
+
+def _shown(facts: TaskFacts) -> str:
+    horizon = "" if facts.horizon is None else f", horizon {facts.horizon}"
+    return f"{facts.id!r}{horizon}{'' if facts.reachable else ', out of reach'}"

@@ -1,0 +1,146 @@
+"""The manifest of evaluation tasks: written when a run is made, held against the tasks when it goes on."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_es.config import Config
+from hpc_es.envs.base import TaskFacts
+from hpc_es.envs.lab import Lab
+from hpc_es.errors import ConfigError, EnvError, StoreError
+from hpc_es.launch import manifest, prepare
+from hpc_es.launch.manifest import Manifest, read_tasks, settle_tasks, write_tasks
+from hpc_es.params.tiny_llama import write_tiny_llama
+from hpc_es.store.journal import JournalWriter
+from hpc_es.store.records import SCHEMA_VERSION, Started
+
+
+def _config(folder: Path, *, env: str = "webshop", num_tasks: int = 5, **options: Any) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "play", "dir": folder / "runs", "num_updates": 1},
+            "model": {"path": str(folder / "model")},
+            "task": {"env": env, "options": options, "train": {"split": None} if env == "webshop" else {}},
+            "es": {"tasks_per_member": 4},
+            "eval": {"num_tasks": num_tasks},
+            "engine": {"kind": "transformers", "threads": 1},
+        }
+    )
+
+
+def test_the_manifest_names_the_tasks_that_are_evaluated_and_says_which_can_succeed(tmp_path: Path) -> None:
+    written = write_tasks(tmp_path / "tasks.json", _config(tmp_path, max_turns=7))
+    assert read_tasks(tmp_path / "tasks.json") == written
+    assert [task.id.rsplit(" ", 1)[0] for task in written.tasks] == [f"goal {i}" for i in range(5)]
+    assert written.ceiling == 1.0
+    described = json.loads((tmp_path / "tasks.json").read_text())
+    assert {key: described[key] for key in ("env", "options", "num_tasks", "ceiling")} == {
+        "env": "webshop",
+        "options": {"max_turns": 7},
+        "num_tasks": 5,
+        "ceiling": 1.0,
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["tasks.json"]
+
+
+def test_the_ceiling_is_the_share_of_tasks_that_can_succeed() -> None:
+    tasks = [TaskFacts(str(i), reachable=i != 1) for i in range(4)]
+    assert Manifest("lab", {}, tasks).ceiling == 0.75
+    assert Manifest("lab", {}, []).ceiling is None
+
+
+def test_webshops_128_evaluation_tasks_have_the_originals_ceiling(shared_data: Path, tmp_path: Path) -> None:
+    config = _config(tmp_path, num_tasks=128, data_dir=str(shared_data / "webshop"))
+    written = write_tasks(tmp_path / "tasks.json", config)
+    assert sum(task.reachable for task in written.tasks) == 125
+    assert len({task.id for task in written.tasks}) == 128
+
+
+def test_a_run_without_evaluation_has_an_empty_manifest(tmp_path: Path) -> None:
+    assert write_tasks(tmp_path / "tasks.json", _config(tmp_path, num_tasks=0)).tasks == []
+
+
+def test_no_file_is_no_manifest_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.json"
+    assert read_tasks(path) is None
+    write_tasks(path, _config(tmp_path))
+    whole = path.read_bytes()
+    for damage in (b"", whole[: len(whole) // 2], whole.replace(b"true", b"maybe"), whole.replace(b'"id"', b'"no"')):
+        path.write_bytes(damage)
+        with pytest.raises(StoreError, match=r"tasks\.json cannot be read as a manifest of evaluation tasks: .*remove"):
+            read_tasks(path)
+
+
+def test_reading_it_needs_no_torch() -> None:
+    code = "import sys, hpc_es.launch.manifest; print([m for m in ('torch', 'numba', 'vllm') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_a_run_that_has_begun_keeps_its_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.json"
+    settle_tasks(path, _config(tmp_path), has_begun=False)
+    first = path.read_bytes()
+    settle_tasks(path, _config(tmp_path), has_begun=True)
+    assert path.read_bytes() == first
+    settle_tasks(path, _config(tmp_path, num_tasks=6), has_begun=False)  # nothing has run yet: it may be another task
+    assert len(read_tasks(path).tasks) == 6  # type: ignore[union-attr]
+
+
+def test_a_begun_run_without_a_manifest_gets_one(tmp_path: Path) -> None:
+    settle_tasks(tmp_path / "tasks.json", _config(tmp_path), has_begun=True)
+    assert read_tasks(tmp_path / "tasks.json") is not None
+
+
+def test_another_catalogue_is_refused_with_what_differs(shared_data: Path, tmp_path: Path) -> None:
+    path = tmp_path / "tasks.json"
+    settle_tasks(path, _config(tmp_path, num_tasks=7), has_begun=False)
+    before, first = path.read_bytes(), read_tasks(path).tasks[0].id  # type: ignore[union-attr]
+    another = _config(tmp_path, num_tasks=7, data_dir=str(shared_data / "webshop"))
+    with pytest.raises(
+        ConfigError, match=rf"task 0: '{first}' -> 'goal 0 B\w+'\n(.*\n)*  and 2 more\n.*another run.name"
+    ):
+        settle_tasks(path, another, has_begun=True)
+    assert path.read_bytes() == before
+
+
+def test_launching_writes_the_manifest_and_going_on_compares_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_llama(tmp_path / "model")
+    config = _config(tmp_path)
+    paths, _ = prepare.write_folder(config)
+    prepare.check(config)
+    assert len(read_tasks(paths.tasks).tasks) == 5  # type: ignore[union-attr]
+    JournalWriter.create(
+        paths, lambda generation, size: Started(0.0, SCHEMA_VERSION, "play", 1, 0, config.model_dump_json(), 0, {}, "h")
+    ).close()
+    prepare.check(config)
+    changed = [TaskFacts("another"), *read_tasks(paths.tasks).tasks[1:]]  # type: ignore[union-attr]
+    monkeypatch.setattr(manifest, "_facts", lambda *_: changed)
+    with pytest.raises(ConfigError, match=r"task 0: 'goal 0 \w+' -> 'another'\n"):
+        prepare.check(config)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (lambda task: 3, "task 0 has no proper facts"),
+        (lambda task: TaskFacts(7), "task 0 has no proper facts: Expected `str`"),  # type: ignore[arg-type]
+        (lambda task: {}[task], "lab: the facts of its tasks: KeyError: 0"),
+    ],
+)
+def test_an_environment_that_cannot_say_what_its_tasks_are_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Any, message: str
+) -> None:
+    monkeypatch.setattr(Lab, "facts", lambda self, task: said(task))
+    with pytest.raises(EnvError, match=message):
+        write_tasks(tmp_path / "tasks.json", _config(tmp_path, env="lab"))
+
+
+def test_more_tasks_than_there_are_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"eval.num_tasks=129 is more than the 128 tasks of webshop"):
+        write_tasks(tmp_path / "tasks.json", _config(tmp_path, num_tasks=129))
