@@ -42,7 +42,7 @@ def is_finished(paths: RunPaths) -> bool:
 def check(config: Config) -> None:
     """Find what would make the head or every worker fail at its start, and settle the manifest of evaluation tasks.
 
-    Errors: ModelError, EnvError, StoreError; ConfigError, also when the evaluation tasks of a run that has begun have changed.
+    Errors: ModelError, EnvError, StoreError; ConfigError, also when a run that has begun has other evaluation tasks.
     """
     check_model(Path(config.model.path))
     model, optimiser = config.model, config.es.optimiser.kind
