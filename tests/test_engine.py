@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -306,12 +305,7 @@ def test_choices_that_cannot_be_told_apart_are_refused(bench: Bench, choices: li
 
 
 def log_probabilities(bench: Bench, answers: list[tuple[int, ...]]) -> list[list[float]]:
-    """As the engine computes them to rank choices."""
-    if bench.kind == "vllm":
-        return bench.run(bench.engine._log_probabilities(PROMPT, answers))
-    if bench.kind == "lab":
-        return [bench.engine._live.log_probabilities_of(PROMPT, answer) for answer in answers]
-    return bench.engine._live.log_probabilities_of(PROMPT, answers, threading.Event())
+    return bench.run(bench.engine.log_probabilities(PROMPT, answers))
 
 
 @in_every_engine

@@ -94,6 +94,13 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    async def log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        """Of each token of each answer, given the prompt and the tokens before it; the prompt is computed once.
+
+        Prompt and answer have to be shorter than max_model_len.
+        """
+
+    @abstractmethod
     async def logits(self, prompt: Sequence[int]) -> list[float]:
         """Log-probabilities of the next token over the vocabulary; for probes and cross-checks."""
 

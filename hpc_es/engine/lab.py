@@ -112,6 +112,10 @@ class LabEngine(InProcessEngine["_Live"]):
         """Between two tokens others have their turn."""
         await asyncio.sleep(0)
 
+    async def log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        with self._gate.request():
+            return [self._live.log_probabilities_of(prompt, answer) for answer in answers]
+
     async def logits(self, prompt: Sequence[int]) -> list[float]:
         answer_room(prompt, 1, self._engine.max_model_len)
         with self._gate.request():

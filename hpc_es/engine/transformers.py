@@ -80,7 +80,7 @@ class TransformersEngine(InProcessEngine["_Live"]):
             offered = choice_tokens(self.tokenizer, choices, prompt, self._engine.max_model_len)
             allowed = single_tokens(offered)
             if not allowed:
-                ranked = await self._request(self._live.log_probabilities_of, list(prompt), list(offered))
+                ranked = await self.log_probabilities(prompt, list(offered))
                 return chosen(offered, ranked, len(prompt), sampling, seed)
         draw = Draw(sampling, seed, 1 if allowed else room, sorted(allowed) if allowed else None)
         tokens = await self._request(self._live.answer, list(prompt), draw)
@@ -89,6 +89,9 @@ class TransformersEngine(InProcessEngine["_Live"]):
         text, stopped = self._live.text(tokens, sampling.stop)
         ended = stopped or tokens[-1] in self._live.ends
         return Completion(text, len(prompt), len(tokens), truncated=not ended)
+
+    async def log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        return await self._request(self._live.log_probabilities_of, list(prompt), list(answers))
 
     async def logits(self, prompt: Sequence[int]) -> list[float]:
         answer_room(prompt, 1, self._engine.max_model_len)

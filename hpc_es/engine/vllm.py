@@ -172,7 +172,7 @@ class VllmEngine(Engine):
             offered = choice_tokens(self.tokenizer, choices, prompt, self._engine.max_model_len)
             allowed = single_tokens(offered)
             if not allowed:
-                ranked = await self._log_probabilities(prompt, list(offered))
+                ranked = await self.log_probabilities(prompt, list(offered))
                 return chosen(offered, ranked, len(prompt), sampling, seed)
         params = _sampling_params(sampling, seed, 1 if allowed else room, list(allowed) if allowed else None)
         output = await self._request(prompt, params)
@@ -182,8 +182,8 @@ class VllmEngine(Engine):
             return Completion(allowed[answer.token_ids[0]], len(prompt), num_tokens, truncated=False)
         return Completion(answer.text, len(prompt), num_tokens, truncated=answer.finish_reason == "length")
 
-    async def _log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """Of each token of each answer. The first one leaves the prompt in the prefix cache for the others."""
+    async def log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        # the first one leaves the prompt in the prefix cache for the others
         first = await self._log_probabilities_of(prompt, answers[0])
         others = await asyncio.gather(*(self._log_probabilities_of(prompt, answer) for answer in answers[1:]))
         return [first, *others]
