@@ -5,6 +5,7 @@ bytes per evaluation, and what has to be written is proportional to what has cha
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,10 +39,10 @@ class _Evaluation:
 
 @dataclass
 class _Eval:
-    """The batches of one evaluated version: slot -> (reward, success) of its tasks, None until they are in."""
+    """The batches of one evaluated version: slot -> (task, reward, success) of its episodes, None until they are in."""
 
     row: Row | None = None
-    slots: dict[int, list[tuple[float, bool]] | None] = field(default_factory=dict)
+    slots: dict[int, list[tuple[int, float, bool]] | None] = field(default_factory=dict)
 
 
 class Projection:
@@ -177,8 +178,8 @@ class Projection:
             self._set_status(evaluation, "accepted")
             self._count_accepted(evaluation, record.time, +1)
         if evaluation.kind == "eval" and result.error is None:
-            rewards = [(episode.reward, episode.success) for episode in result.episodes]
-            self._evals[source, result.eval_id.version].slots[result.eval_id.slot] = rewards
+            played = [(episode.task, episode.reward, episode.success) for episode in result.episodes]
+            self._evals[source, result.eval_id.version].slots[result.eval_id.slot] = played
             self._write_eval(source, result.eval_id.version, record.time)
 
     def _add_episodes(self, source: str, kind: str, result: Result) -> None:
@@ -211,17 +212,16 @@ class Projection:
             if not complete:
                 return
             evaluated.row = self._rows.new("evals")
-        tasks = [task for batch in batches for task in batch] if complete else []
-        rewards = [reward for reward, _ in tasks]
-        mean, spread = _mean(rewards), _std(rewards, ddof=1)
+        rewards, successes = _by_task(episode for batch in batches for episode in batch) if complete else ([], [])
+        num_tasks = len(rewards)
         self._rows.set(
             evaluated.row,
             source=source,
             version=version,
-            num_tasks=len(tasks),
-            reward_mean=mean,
-            standard_error=spread / math.sqrt(len(tasks)) if tasks else math.nan,
-            success_rate=_mean([float(success) for _, success in tasks]),
+            num_tasks=num_tasks,
+            reward_mean=_mean(rewards),
+            standard_error=_std(rewards, ddof=1) / math.sqrt(num_tasks) if num_tasks else math.nan,
+            success_rate=_mean(successes),
             time=time,
         )
 
@@ -332,6 +332,15 @@ def _measured(result: Result) -> dict[str, Any]:
         "digest": result.digest,
         **error,
     }
+
+
+def _by_task(episodes: Iterable[tuple[int, float, bool]]) -> tuple[list[float], list[float]]:
+    """Mean reward, and share of successes, of each task: its repeats are no further tasks."""
+    repeats = defaultdict[int, list[tuple[float, bool]]](list)
+    for task, reward, success in episodes:
+        repeats[task].append((reward, success))
+    rewards = [_mean([reward for reward, _ in played]) for played in repeats.values()]
+    return rewards, [_mean([float(success) for _, success in played]) for played in repeats.values()]
 
 
 def _mean(values: list[float]) -> float:

@@ -153,10 +153,10 @@ EPISODES = (
 EVALS = (
     Column("source", "str", "", '"run", or the name of the later evaluation (evals/NAME.hpcj)'),
     Column("version", "int64", "versions", "policy version that was evaluated, unperturbed"),
-    Column("num_tasks", "int64", "tasks", "of all batches; 0: a batch was voided and is being replaced"),
-    Column("reward_mean", "float64", "reward", "over the tasks"),
+    Column("num_tasks", "int64", "tasks", "however often each was played; 0: a batch was voided and is being replaced"),
+    Column("reward_mean", "float64", "reward", "over the tasks, of each the mean over its repeats"),
     Column("standard_error", "float64", "reward", "of reward_mean: sample standard deviation / sqrt(num_tasks)"),
-    Column("success_rate", "float64", "share", "successful tasks / num_tasks"),
+    Column("success_rate", "float64", "share", "successful tasks / num_tasks; with repeats the mean share per task"),
     Column("time", "float64", EPOCH, "when the last batch came in"),
 )
 
