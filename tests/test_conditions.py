@@ -168,13 +168,6 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     assert math.isnan(two["low"])
 
 
-def test_the_smallest_p_of_five_pairs_is_two_in_thirty_two() -> None:
-    assert conditions.sign_flip_p([1, 2, 3, 4, 5]) == 2 / 32
-    assert conditions.sign_flip_p([-1, -2, -3, -4, -5]) == 2 / 32
-    assert conditions.sign_flip_p([1, -1]) == 1
-    assert conditions.sign_flip_p([1.0] * 20) < 1e-3
-
-
 def test_a_base_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no condition 'Async-1' to compare with: Sync"):
         conditions.paired(staged(tmp_path), base="Async-1")

@@ -1,21 +1,21 @@
 """The summary of a run: paired by task, with an interval that can be checked by hand."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_run import NUM_EVAL_TASKS, later_eval, started, write_run
+from fake_run import NUM_EVAL_TASKS, later_eval, started, write_later, write_run
 from msgspec import structs
 from rich.console import Console
 
 import hpc_es.store
-from hpc_es.analysis.tables import NUM_RESAMPLES, Summary, bootstrap_interval, render, rewards_by_task, summary
+from hpc_es.analysis import held_out
+from hpc_es.analysis.tables import Summary, render, summary
 from hpc_es.es.records import EvalId
 from hpc_es.paths import RunPaths
-from hpc_es.store.hdf5 import rebuild, write_eval_journal
+from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.store.read import Run
 from hpc_es.store.records import AnyRecord, Planned, Reported, Voided
@@ -106,24 +106,13 @@ def test_a_voided_evaluation_is_not_compared(root: Path) -> None:
     ]
     rewrite(root, records)
     run = read(root)
-    rewards = rewards_by_task(run, 4)
+    rewards = held_out.by_task(held_out.episodes(run, 4))["reward"]
     assert len(rewards) == NUM_EVAL_TASKS
     assert (rewards == 9.0).sum() == len(episodes)
     assert list(run.evals["num_tasks"]) == [NUM_EVAL_TASKS] * 2
     assert run.evals["reward_mean"].iloc[-1] == pytest.approx(rewards.mean())
     useful = run.evaluations[run.evaluations["status"] == "accepted"]
     assert run.workers["num_accepted"].sum() == len(useful)
-
-
-def test_the_interval_is_that_of_the_normal_approximation_for_many_tasks() -> None:
-    values = np.random.default_rng(3).normal(0.2, 1.0, 400)
-    low, high = bootstrap_interval(values)
-    error = values.std() / math.sqrt(len(values))
-    assert low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
-    assert high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
-    assert bootstrap_interval(values) == (low, high)
-    assert bootstrap_interval(np.full(7, 0.25)) == (0.25, 0.25)
-    assert NUM_RESAMPLES == 10_000
 
 
 def test_rates_and_shares_add_up(root: Path) -> None:
@@ -146,7 +135,7 @@ def test_time_without_a_head_is_not_counted(root: Path) -> None:
 
 def test_later_evaluations_do_not_enter(root: Path) -> None:
     expected = summary(read(root))
-    write_eval_journal(RunPaths(root), "later", later_eval(4, 123.0))
+    write_later(root, "later", later_eval(4, 123.0))
     assert summary(read(root)) == expected
 
 

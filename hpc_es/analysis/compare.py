@@ -3,41 +3,30 @@
 Invariants: only the same tasks are compared, and whatever else differs between the two sides is named; the interval and
 the p-value come with fixed seeds, so that the same runs always give the same verdict; "better" needs both of them.
 
-d_t is the difference A - B on task t, averaged over seeds. With one run per side the interval is a bootstrap over
-tasks: it speaks of other tasks, not of other runs. With several, runs are paired by run.seed, and seeds and tasks are
-resampled each on their own (the pigeonhole bootstrap; Owen, 2007): wider than needed with many seeds, and still too
-narrow with two or three. The p-value flips the signs of the d_t.
+d_t is the difference A - B on task t, averaged over its repeats and over seeds. With one run per side the interval is
+a bootstrap over tasks: it speaks of other tasks, not of other runs. With several, runs are paired by run.seed, and
+seeds and tasks are resampled each on their own (the pigeonhole bootstrap; Owen, 2007): wider than needed with many
+seeds, and still too narrow with two or three. The p-value flips the signs of the d_t.
 """
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_es.analysis import held_out
+from hpc_es.analysis.held_out import Ceiling
+from hpc_es.analysis.intervals import Paired, paired_runs
 from hpc_es.analysis.progress import progress
 from hpc_es.analysis.runs import flat_settings, seed
-from hpc_es.analysis.tables import bootstrap_interval
 from hpc_es.config import Difference
 from hpc_es.config.schema import HARMLESS
 from hpc_es.errors import ConfigError
 from hpc_es.store import Run
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
-
-    Array = np.ndarray[Any, np.dtype[Any]]
-
-NUM_RESAMPLES = 10_000
-_AT_ONCE = 500
-_SEED = 0
-_DETECTABLE = 1.96 + 0.84
-"""Standard errors that a difference must have to be found in 80 % of all trials, at the two-sided level of 5 %."""
-LEVEL = 0.05
-MAX_TASKS = 1_000_000
-"""Of the tasks that a verdict names as needed: beyond it the difference is as good as none."""
 
 
 @dataclass(frozen=True)
@@ -48,43 +37,7 @@ class Policy:
     version: int
     seed: int
     outcomes: "pd.DataFrame"
-    """Index: task. Columns: reward, success."""
-
-
-@dataclass(frozen=True)
-class Paired:
-    """A - B over `num_tasks` tasks, each averaged over `num_seeds` pairs of runs."""
-
-    num_tasks: int
-    num_seeds: int
-    mean_a: float
-    mean_b: float
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    by_seed: tuple[float, ...]
-    """The difference of each pair of runs."""
-    detectable: float
-    """The smallest difference that so many tasks would show in 80 % of all trials."""
-    tasks_needed: int | None
-    """For a difference of this size, likewise, counted no further than just beyond MAX_TASKS; None where there is no
-    difference at all."""
-
-    @property
-    def verdict(self) -> str:
-        if self.p_value < LEVEL and self.low > 0:
-            return "A better"
-        if self.p_value < LEVEL and self.high < 0:
-            return "B better"
-        if self.tasks_needed is None:
-            return "no difference"
-        needed = max(self.tasks_needed, self.num_tasks + 1)
-        number = f"about {needed:,}" if needed <= MAX_TASKS else "more than a million"
-        return (
-            f"no difference shown; it would take {number} tasks to show a difference of this size "
-            f"(there are {self.num_tasks:,})"
-        )
+    """Index: task. Columns: reward, success, of each the mean over its repeats."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +62,8 @@ class Comparison:
     costs_b: Costs
     differences: tuple[str, ...]
     """Settings that could change a result, and which version."""
+    ceiling: Ceiling | None
+    """Where not all of these tasks can be solved."""
 
     @property
     def verdict(self) -> str:
@@ -124,21 +79,29 @@ def compare(a: Sequence[Policy], b: Sequence[Policy], *, num_tasks: int | None =
     pairs = _pairs(a, b)
     tasks = _common_tasks([*a, *b], num_tasks)
     reward, success = (
-        _paired(
+        paired_runs(
             [(x.outcomes[measure][tasks].to_numpy(float), y.outcomes[measure][tasks].to_numpy(float)) for x, y in pairs]
         )
         for measure in ("reward", "success")
     )
-    return Comparison(_label(a), _label(b), reward, success, _costs(a), _costs(b), tuple(_differences(pairs)))
+    return Comparison(
+        _label(a),
+        _label(b),
+        reward,
+        success,
+        _costs(a),
+        _costs(b),
+        tuple(_differences(pairs)),
+        held_out.ceiling(a[0].run, tasks),
+    )
 
 
 def policy(run: Run, version: int | None = None) -> Policy:
     """A version of a run (default: the newest that was evaluated). Errors: ConfigError when it was not evaluated."""
     name = run.attrs["run_id"]
-    evals = run.evals[run.evals["num_tasks"] > 0]
-    if evals.empty:
+    known = sorted(int(v) for v in _evals(run)["version"].unique())
+    if not known:
         raise ConfigError(f"{name} has no evaluation on held-out tasks: `hpc-es eval {name}` makes one")
-    known = sorted(int(v) for v in evals["version"].unique())
     version = known[-1] if version is None else version
     if version not in known:
         raise ConfigError(
@@ -153,18 +116,15 @@ def outcomes_by_task(run: Run, version: int) -> "pd.DataFrame":
 
     From the run's own evaluation or a later one (`hpc-es eval`), whichever has most tasks; of equals, the run's.
     """
-    key = ["source", "dispatch_version", "slot", "replacement"]
-    evals = run.evals[(run.evals["version"] == version) & (run.evals["num_tasks"] > 0)]
+    evals = _evals(run)
+    evals = evals[evals["version"] == version]
     source = max(evals.itertuples(), key=lambda row: (row.num_tasks, row.source == "run", row.time)).source
-    evaluations = run.evaluations
-    counted = evaluations[
-        (evaluations["source"] == source)
-        & (evaluations["kind"] == "eval")
-        & (evaluations["status"] == "accepted")
-        & (evaluations["dispatch_version"] == version)
-    ]
-    episodes = run.episodes.merge(counted[key], on=key)
-    return episodes.groupby("task")[["reward", "success"]].mean()
+    return held_out.by_task(held_out.episodes(run, version, str(source)))
+
+
+def _evals(run: Run) -> "pd.DataFrame":
+    """Complete evaluations on the run's own tasks."""
+    return run.evals[(run.evals["num_tasks"] > 0) & run.evals["source"].isin(held_out.sources_of(run))]
 
 
 def parse_side(text: str) -> list[tuple[Path, int | None]]:
@@ -272,66 +232,3 @@ def _costs(side: Sequence[Policy]) -> Costs:
         rows.append(frame[frame["version"] <= p.version].iloc[-1])
     mean = {name: sum(float(row[name]) for row in rows) / len(rows) for name in rows[0].index}
     return Costs(mean["updates"], mean["evaluations"], mean["tokens"], mean["worker_seconds"], mean["wall_clock_s"])
-
-
-# --- the statistics ---------------------------------------------------------------------------------------------
-
-
-def _paired(pairs: "Sequence[tuple[Array, Array]]") -> Paired:
-    """From (A's values, B's values) by task, one pair of arrays [n] per pair of runs."""
-    import numpy as np
-
-    a, b = np.array([x for x, _ in pairs]), np.array([y for _, y in pairs])
-    differences = a - b
-    by_task = differences.mean(axis=0)
-    mean, spread, num_tasks = float(by_task.mean()), float(by_task.std(ddof=1)), by_task.size
-    low, high = bootstrap_interval(by_task) if len(pairs) == 1 else pigeonhole_interval(differences)
-    ratio = _DETECTABLE * spread / abs(mean) if mean else 0.0
-    needed = max(2, math.ceil(min(ratio, math.sqrt(MAX_TASKS + 1)) ** 2)) if mean else None
-    return Paired(
-        num_tasks=num_tasks,
-        num_seeds=len(pairs),
-        mean_a=float(a.mean()),
-        mean_b=float(b.mean()),
-        difference=mean,
-        low=low,
-        high=high,
-        p_value=sign_flip_p_value(by_task),
-        by_seed=tuple(float(value) for value in differences.mean(axis=1)),
-        detectable=_DETECTABLE * spread / math.sqrt(num_tasks),
-        tasks_needed=needed,
-    )
-
-
-def pigeonhole_interval(differences: "Array") -> tuple[float, float]:
-    """95 % interval of the mean of [seeds, tasks], rows and columns resampled each on their own (Owen, 2007)."""
-    import numpy as np
-
-    generator, means = np.random.default_rng(_SEED), []
-    num_seeds, num_tasks = differences.shape
-    for _ in range(NUM_RESAMPLES):
-        seeds = differences[generator.integers(0, num_seeds, num_seeds)].mean(axis=0)
-        means.append(seeds[generator.integers(0, num_tasks, num_tasks)].mean())
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
-def sign_flip_p_value(differences: "Array") -> float:
-    """Two-sided: how often random signs give a mean as far from 0. Differences [n]; those of 0 change nothing.
-
-    All 2^n signs where they are no more than 10,000; else (1 + hits) / (1 + 10,000 draws).
-    """
-    import numpy as np
-
-    values = differences[differences != 0]
-    if values.size == 0:
-        return 1.0
-    observed = abs(values.sum()) * (1 - 1e-12)
-    if 2**values.size <= NUM_RESAMPLES:
-        signs = np.array(list(itertools.product((-1.0, 1.0), repeat=values.size)))
-        return float((abs(signs @ values) >= observed).mean())
-    generator, hits = np.random.default_rng(_SEED), 0
-    for _ in range(NUM_RESAMPLES // _AT_ONCE):
-        signs = generator.integers(0, 2, (_AT_ONCE, values.size)) * 2.0 - 1.0
-        hits += int((abs(signs @ values) >= observed).sum())
-    return (1 + hits) / (1 + NUM_RESAMPLES)

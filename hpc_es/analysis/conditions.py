@@ -4,11 +4,12 @@ Invariant: a number over repeated runs never stands without its standard deviati
 between runs (ddof 1), and a difference is only taken between runs of equal seed and equal length.
 """
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpc_es.analysis import held_out
+from hpc_es.analysis.intervals import bootstrap_mean, sign_flip_p_value
 from hpc_es.analysis.progress import (
     Measure,
     busy_seconds,
@@ -19,7 +20,6 @@ from hpc_es.analysis.progress import (
     tokens,
 )
 from hpc_es.analysis.runs import Runs, conditions_of, seed
-from hpc_es.analysis.tables import bootstrap_interval
 from hpc_es.analysis.text_table import TextTable, mean_and_sd
 from hpc_es.errors import ConfigError
 from hpc_es.store import Run
@@ -41,13 +41,12 @@ COSTS = (
 LAGS = ("lag_mean", "lag_max")
 _MIN_PAIRS = 3
 """Fewer pairs have no interval."""
-_EXACT_PAIRS = 14
-"""Up to so many pairs all flips of signs are tried: 2^14."""
 
 
 def outcomes(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
     """One row per run: condition, run, seed, num_updates (asked for), finished, start, peak, peak_update, final,
-    final_update, num_tasks, standard_error (of final, over the tasks)."""
+    final_update, num_tasks, standard_error (of final, over the tasks), ceiling (share of the tasks that can be solved
+    at all, where that is known to be less than all of them)."""
     import pandas as pd
 
     rows = [
@@ -58,21 +57,24 @@ def outcomes(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
             "num_updates": int(run.config["run"]["num_updates"]),
             "finished": bool(run.attrs["finished"]),
             **vars(outcome(run, measure)),
+            "ceiling": known.share if (known := held_out.ceiling(run)) else math.nan,
         }
         for condition in conditions_of(runs)
         for run in condition.runs
     ]
-    return pd.DataFrame(rows, columns=["condition", "run", "seed", "num_updates", "finished", *_OUTCOME_FIELDS])
+    names = ["condition", "run", "seed", "num_updates", "finished", *_OUTCOME_FIELDS, "ceiling"]
+    return pd.DataFrame(rows, columns=names)
 
 
 def table(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
     """The table of the asynchronous-ES paper, one row per condition: start, peak, peak_update and final, each with
-    `_mean` and `_sd` over its runs; `num_runs`, `num_tasks`, and `standard_error` of one run's final over its tasks."""
+    `_mean` and `_sd` over its runs; `num_runs`, `num_tasks`, `standard_error` of one run's final over its tasks, and `ceiling` as in `outcomes`."""
     per_run = outcomes(runs, measure)
     result = _over_runs(per_run, OUTCOMES)
     groups = per_run.groupby("condition", sort=False)
     result["num_tasks"] = groups["num_tasks"].max().to_numpy()
     result["standard_error"] = groups["standard_error"].mean().to_numpy()
+    result["ceiling"] = groups["ceiling"].min().to_numpy()
     return result
 
 
@@ -211,6 +213,9 @@ def _foot(table: "pd.DataFrame", measure: Measure) -> str:
     sizes = sorted({int(size) for size in known["num_tasks"]})
     errors = [scale * float(error) for error in (known["standard_error"].min(), known["standard_error"].max())]
     spread = " to ".join(dict.fromkeys(f"{error:.{digits}f}" for error in errors))
+    ceilings = sorted({f"{100 * share:.1f}" for share in known["ceiling"].dropna()}) if measure == "success" else []
+    if ceilings:
+        meaning += f" Of these tasks {' or '.join(ceilings)} % can be solved at all."
     return (
         f"{meaning} The standard error of one final evaluation, on {' or '.join(map(str, sizes))} tasks, is {spread}"
         f"{' points' if measure == 'success' else ''}; a peak is the best of several looks, so it is biased upwards."
@@ -268,7 +273,7 @@ def _difference(values: list[float]) -> dict[str, Any]:
 
     pairs = np.asarray(values, float)
     several, enough = len(pairs) > 1, len(pairs) >= _MIN_PAIRS
-    low, high = bootstrap_interval(pairs) if enough else (math.nan, math.nan)
+    low, high = bootstrap_mean(pairs) if enough else (math.nan, math.nan)
     return {
         "num_pairs": len(pairs),
         "mean": float(pairs.mean()) if len(pairs) else math.nan,
@@ -276,22 +281,5 @@ def _difference(values: list[float]) -> dict[str, Any]:
         "low": low,
         "high": high,
         "num_better": int((pairs > 0).sum()),
-        "p": sign_flip_p(values) if enough else math.nan,
+        "p": sign_flip_p_value(pairs) if enough else math.nan,
     }
-
-
-def sign_flip_p(values: Sequence[float]) -> float:
-    """Two-sided p of "the sign of each difference is a coin": share of flips whose mean is as far from 0.
-
-    All flips up to 14 values, 2^14 seeded random ones beyond.
-    """
-    import numpy as np
-
-    pairs = np.asarray(values, float)
-    if len(pairs) <= _EXACT_PAIRS:
-        signs = np.array(list(itertools.product((1.0, -1.0), repeat=len(pairs))))
-    else:
-        signs = np.random.default_rng(0).choice((1.0, -1.0), (2**_EXACT_PAIRS, len(pairs)))
-        signs[0] = 1.0
-    means = np.abs(signs @ pairs)
-    return float((means >= np.abs(pairs.sum()) * (1 - 1e-12)).mean())

@@ -5,11 +5,12 @@ single run shows the standard error of its evaluations over the tasks.
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hpc_es.analysis.canvas import colour, legend_below, panels, percent, thousands, title, whole_numbers
+from hpc_es.analysis.canvas import MUTED, colour, legend_below, panels, percent, thousands, title, whole_numbers
 from hpc_es.analysis.conditions import table
+from hpc_es.analysis.held_out import Ceiling, ceilings
 from hpc_es.analysis.progress import (
     COSTS,
     TRAILING_UPDATES,
@@ -21,6 +22,7 @@ from hpc_es.analysis.progress import (
     measure_of,
     progress,
     seconds_cost,
+    standard_errors,
 )
 from hpc_es.analysis.runs import Condition, Runs, conditions_of
 from hpc_es.analysis.text_table import mean_and_sd
@@ -53,8 +55,8 @@ def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure | None
     title(left, f"Training: cohort fitness, mean of {TRAILING_UPDATES} updates")
     left.set_ylabel("fitness (mean episode reward)")
     title(right, "Unperturbed policy, ★ its peak")
-    right.set_ylabel(AXIS_LABELS[measure])
-    _dress(right, measure)
+    right.set_ylabel(_held_out_label(conditions, measure))
+    _dress(right, conditions, measure)
     for axes in (left, right):
         _label_x(axes, x)
     legend_below(figure, right, 2)
@@ -75,9 +77,9 @@ def plot_costs(runs: Runs, measure: Measure | None = None) -> "Figure":
         for number, condition in enumerate(conditions):
             _draw_evaluations(axes, condition, cost, measure, colour(number), condition.label)
         _label_x(axes, cost)
-        _dress(axes, measure)
+        _dress(axes, conditions, measure)
     for row in rows:
-        row[0].set_ylabel(AXIS_LABELS[measure])
+        row[0].set_ylabel(_held_out_label(conditions, measure))
     legend_below(figure, rows[0][0], 4)
     return figure
 
@@ -98,12 +100,13 @@ def _draw_evaluations(axes: "Axes", condition: Condition, x: Cost, measure: Meas
     for run in condition.runs:
         frame = evaluated(run).merge(progress(run), on="version")
         if not frame.empty:
+            frame["error"] = standard_errors(run, measure).reindex(frame["version"]).to_numpy()
             frames.append(frame)
     if not frames:
         return
     mean, deviation = _over_runs(frames, x, column)
     if len(frames) == 1:
-        error = _standard_error(frames[0], measure)
+        error = frames[0]["error"]
     else:
         error = deviation
         for frame in frames:
@@ -122,13 +125,6 @@ def _over_runs(frames: "list[pd.DataFrame]", x: str, y: str) -> "tuple[pd.DataFr
     groups = together[columns].astype(float).groupby(together["version"].to_numpy())
     complete = groups.size() == len(frames)
     return groups.mean()[complete], groups[y].std(ddof=1)[complete].fillna(0.0)
-
-
-def _standard_error(frame: "pd.DataFrame", measure: Measure) -> "pd.Series[float]":
-    if measure == "fitness":
-        return frame["standard_error"]
-    share = frame["success_rate"]
-    return (share * (1 - share) / frame["num_tasks"]) ** 0.5
 
 
 def _legend(row: "dict[Hashable, Any]", measure: Measure) -> str:
@@ -151,6 +147,18 @@ def _label_x(axes: "Axes", x: Cost) -> None:
         thousands(axes)
 
 
-def _dress(axes: "Axes", measure: Measure) -> None:
+def _held_out_label(conditions: Sequence[Condition], measure: Measure) -> str:
+    """What the y axis is, and the ceiling of success where there is one below 1."""
+    highest = " or ".join(f"{ceiling.share:.1%}" for ceiling in _ceilings(conditions, measure))
+    return AXIS_LABELS[measure] + (f"\n(dotted: the ceiling, {highest})" if highest else "")
+
+
+def _dress(axes: "Axes", conditions: Sequence[Condition], measure: Measure) -> None:
     if measure == "success":
         percent(axes)
+    for ceiling in _ceilings(conditions, measure):
+        axes.axhline(ceiling.share, color=MUTED, linestyle=":", linewidth=1)
+
+
+def _ceilings(conditions: Sequence[Condition], measure: Measure) -> list[Ceiling]:
+    return ceilings(run for condition in conditions for run in condition.runs) if measure == "success" else []

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from hpc_es.analysis import held_out
 from hpc_es.errors import ConfigError
 from hpc_es.store import Run
 
@@ -102,17 +103,23 @@ def outcome(run: Run, measure: Measure = "success") -> Outcome:
         return Outcome(math.nan, math.nan, -1, math.nan, -1, 0, math.nan)
     values, versions = evals[column].to_numpy(float), evals["version"].to_numpy(int)
     best, num_tasks = int(values.argmax()), int(evals["num_tasks"].iloc[-1])
-    final = float(values[-1])
-    error = float(evals["standard_error"].iloc[-1])
+    errors = standard_errors(run, measure)
     return Outcome(
         start=float(values[0]) if versions[0] == 0 else math.nan,
         peak=float(values[best]),
         peak_update=int(versions[best]),
-        final=final,
+        final=float(values[-1]),
         final_update=int(versions[-1]),
         num_tasks=num_tasks,
-        standard_error=math.sqrt(final * (1 - final) / num_tasks) if measure == "success" else error,
+        standard_error=float(errors.get(versions[-1], math.nan)),
     )
+
+
+def standard_errors(run: Run, measure: Measure) -> "pd.Series[float]":
+    """Index version: of its evaluation in the run, over the tasks."""
+    if measure == "success":
+        return held_out.success_errors(run)
+    return evaluated(run).set_index("version")["standard_error"]
 
 
 def measure_column(measure: str) -> str:

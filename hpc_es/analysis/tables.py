@@ -8,17 +8,15 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_es.analysis import held_out
+from hpc_es.analysis.held_out import Ceiling
+from hpc_es.analysis.intervals import bootstrap_mean
 from hpc_es.analysis.progress import head_spans
 from hpc_es.store import Run
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from rich.table import Table
-
-NUM_RESAMPLES = 10_000
-_RESAMPLES_AT_ONCE = 500
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,8 @@ class Summary:
     final: Evaluated | None
     """The newest version that was evaluated in the run."""
     difference: Difference | None
+    ceiling: Ceiling | None
+    """Where not all held-out tasks can be solved."""
     num_workers: int
     """Incarnations; a restarted worker counts again."""
     wall_clock_s: float
@@ -91,6 +91,7 @@ def summary(run: Run) -> Summary:
         base=base,
         final=final,
         difference=_difference(run, base.version, final.version) if base and final else None,
+        ceiling=held_out.ceiling(run),
         num_workers=len(run.workers),
         wall_clock_s=seconds,
         tokens_per_second=_ratio(evaluations["tokens_in"].sum() + evaluations["tokens_out"].sum(), seconds),
@@ -123,6 +124,8 @@ def _lines(summary: Summary) -> list[tuple[str, str, str]]:
             f"95 % interval {difference.low:+.4f} to {difference.high:+.4f}, paired over {difference.num_tasks} tasks"
         )
         lines.append(("difference", f"{difference.mean:+.4f}", remark))
+    if (ceiling := summary.ceiling) is not None:
+        lines.append(("ceiling of success", f"{ceiling.share:.1%}", str(ceiling)))
     nulls = f"{summary.num_null_commits} without spread" if summary.num_null_commits else ""
     lines += [
         ("commits", str(summary.num_commits), nulls),
@@ -142,40 +145,12 @@ def _lines(summary: Summary) -> list[tuple[str, str, str]]:
 # --- the comparison ---------------------------------------------------------------------------------------------
 
 
-def rewards_by_task(run: Run, version: int) -> "pd.Series[float]":
-    """Mean reward of each held-out task under the unperturbed theta_version, by task; accepted evaluations only."""
-    key = ["source", "dispatch_version", "slot", "replacement"]
-    evaluations = run.evaluations
-    counted = evaluations[
-        (evaluations["source"] == "run")
-        & (evaluations["kind"] == "eval")
-        & (evaluations["status"] == "accepted")
-        & (evaluations["dispatch_version"] == version)
-    ]
-    episodes = run.episodes.merge(counted[key], on=key)
-    return episodes.groupby("task")["reward"].mean()
-
-
-def bootstrap_interval(values: "np.ndarray[Any, Any]") -> tuple[float, float]:
-    """95 % percentile interval of the mean, from 10,000 resamples with a fixed seed. Shape (n,), n >= 1."""
-    import numpy as np
-
-    generator = np.random.default_rng(_SEED)
-    means = np.concatenate(
-        [
-            values[generator.integers(0, len(values), (_RESAMPLES_AT_ONCE, len(values)))].mean(axis=1)
-            for _ in range(NUM_RESAMPLES // _RESAMPLES_AT_ONCE)
-        ]
-    )
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def _difference(run: Run, base: int, final: int) -> Difference | None:
-    paired = (rewards_by_task(run, final) - rewards_by_task(run, base)).dropna().to_numpy()
+    after, before = (held_out.by_task(held_out.episodes(run, version))["reward"] for version in (final, base))
+    paired = (after - before).dropna().to_numpy()
     if len(paired) == 0:
         return None
-    low, high = bootstrap_interval(paired)
+    low, high = bootstrap_mean(paired)
     return Difference(len(paired), float(paired.mean()), low, high)
 
 

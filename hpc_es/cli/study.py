@@ -240,6 +240,8 @@ def _costs_table(a: "Costs", b: "Costs") -> "Table":
 def _verdict_lines(found: "Comparison") -> list[str]:
     reward, success = found.reward, found.success
     lines = [f"reward: {reward.verdict}", f"success: {success.verdict}"]
+    if (ceiling := found.ceiling) is not None:
+        lines.append(f"success can be {ceiling.share:.1%} at most: {ceiling}")
     if reward.num_seeds == 1:
         lines.append(f"over {reward.num_tasks} tasks and one run per side: another seed may say otherwise")
     else:
