@@ -115,7 +115,7 @@ def _show(observation: "Observation", out: "Console") -> None:
     for message in observation.messages:
         if message.role != "user":
             out.print(f"[{message.role}]", style="dim", markup=False)
-        out.print(message.content, markup=False)
+        out.print(message.readable, markup=False)
     for number, choice in enumerate(observation.choices or (), 1):
         out.print(f"  #{number} {choice}", markup=False, style="cyan")
 

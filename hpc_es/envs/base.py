@@ -21,6 +21,12 @@ class Message:
     images: tuple[bytes, ...] = ()
     """PNG or JPEG files, shown in front of the content; for vision-language models alone."""
 
+    @property
+    def readable(self) -> str:
+        """As text, for people and logs: `[image, 34 kB]` stands for an image."""
+        shown = [f"[image, {max(1, round(len(image) / 1000))} kB]" for image in self.images]
+        return "\n".join([*shown, self.content])
+
 
 @dataclass(frozen=True)
 class Observation:

@@ -1,0 +1,170 @@
+"""Questions about pages: those of DocVQA's own files, and those of pages that are drawn here.
+
+Invariant: task i of a split is always the same question about the same page, and no page of the held-out split is ever
+shown in training (the challenge splits by document; drawn pages have seeds of their own).
+"""
+
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from hpc_es.envs.docvqa import pages
+from hpc_es.errors import ConfigError, EnvError
+from hpc_es.es.population import derive
+
+Split = Literal["train", "eval"]
+
+_FILES = {"train": "train_v1.0*.json", "eval": "val_v1.0*.json"}
+"""The challenge keeps the answers of its test split to itself, so evaluation is on the validation split."""
+_LAYOUTS = ("", "spdocvqa_qas", "train", "val")
+"""Folders of an unpacked download, old and new, that may hold an annotation file."""
+_PAGE_FOLDERS = ("documents", "spdocvqa_images", "images")
+_SUFFIXES = (".png", ".jpg", ".jpeg")
+
+
+@dataclass(frozen=True)
+class Question:
+    id: str
+    text: str
+    accepted: tuple[str, ...]
+    """Any of these is right."""
+    suffix: str = ".png"
+    """Of the page's file."""
+
+
+class Questions(ABC):
+    """Of one split."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def question(self, task: int) -> Question: ...
+
+    @abstractmethod
+    def page(self, task: int) -> bytes:
+        """The image file. Errors: EnvError when it cannot be read."""
+
+
+class Drawn(Questions):
+    """Made-up pages, each drawn for one question."""
+
+    def __init__(self, split: Split, num_tasks: int, seed: int) -> None:
+        self._split, self._num_tasks, self._seed = split, num_tasks, seed
+
+    def __len__(self) -> int:
+        return self._num_tasks
+
+    def question(self, task: int) -> Question:
+        drawn = self._drawn(task)
+        return Question(f"{self._split} {self._seed} {task}", drawn.question, drawn.accepted)
+
+    def page(self, task: int) -> bytes:
+        return self._drawn(task).image
+
+    def _drawn(self, task: int) -> pages.Page:
+        return _draw(derive(self._seed, "docvqa", self._split, task))
+
+
+_draw = lru_cache(maxsize=64)(pages.draw)
+"""All members of a version are asked about the same pages."""
+
+
+class Official(Questions):
+    """DocVQA's annotation file and pages, in an order that spreads the first tasks over all documents."""
+
+    def __init__(self, annotations: Path) -> None:
+        """Errors: ConfigError for a file that is damaged or has no answers, and when a page is missing."""
+        find = _PageFinder(annotations.parent)
+        read = [_question(entry, number, annotations, find) for number, entry in enumerate(_entries(annotations))]
+        self._questions = sorted(read, key=lambda each: derive(0, "docvqa", each[0].id))
+
+    def __len__(self) -> int:
+        return len(self._questions)
+
+    def question(self, task: int) -> Question:
+        return self._questions[task][0]
+
+    def page(self, task: int) -> bytes:
+        path = self._questions[task][1]
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise EnvError(f"the page {path} cannot be read: {error}") from error
+
+
+@cache
+def official(data_dir: Path, split: Split) -> Official:
+    """The questions of a split, read once in a process.
+
+    Errors: ConfigError when `data_dir` has no annotation file of the split, and as `Official`.
+    """
+    pattern = _FILES[split]
+    for folder in (data_dir / layout for layout in _LAYOUTS):
+        if found := sorted(folder.glob(pattern)):  # with and without types of questions, the questions are the same
+            return Official(found[0])
+    raise ConfigError(
+        f"data_dir={data_dir} holds no {pattern} for split={split}; give the folder of DocVQA's annotations (Task 1 of "
+        f"the challenge's download page), with the pages in {' or '.join(_PAGE_FOLDERS)}"
+    )
+
+
+def _entries(path: Path) -> list[Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}; fetch it again") from error
+    entries = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{path} has no list `data` of questions, so it is no annotation file of DocVQA")
+    return entries
+
+
+def _question(entry: Any, number: int, path: Path, find: "_PageFinder") -> tuple[Question, Path]:
+    """With its page. Errors: ConfigError naming the entry and what it lacks."""
+    where = f"{path}, data[{number}]"
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{where} is {type(entry).__name__}; each question is an object")
+    for key, kinds in (("questionId", (int, str)), ("question", (str,)), ("image", (str,))):
+        if not isinstance(entry.get(key), kinds):
+            raise ConfigError(f"{where} has {key}={entry.get(key)!r}; the file is damaged, fetch it again")
+    accepted = entry.get("answers")
+    if not (isinstance(accepted, list) and accepted and all(isinstance(each, str) for each in accepted)):
+        raise ConfigError(
+            f"{where} has answers={accepted!r}; it takes a list of texts, as train_v1.0 and val_v1.0 have them (the "
+            "test split comes without answers and cannot be scored here)"
+        )
+    page = find(entry["image"])
+    if page is None:
+        raise ConfigError(
+            f"{where} is about the page {entry['image']}, which is not below {path.parent}, nor in "
+            f"{' or '.join(_PAGE_FOLDERS)} there or one folder above: unpack the pages there"
+        )
+    return Question(str(entry["questionId"]), entry["question"], tuple(accepted), page.suffix.lower()), page
+
+
+class _PageFinder:
+    """Pages by the name in the annotations; a folder is listed once, since it may hold thousands on a slow disk."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._listed: dict[Path, frozenset[str]] = {}
+
+    def __call__(self, image: str) -> Path | None:
+        named = Path(image)
+        if named.is_absolute() or ".." in named.parts or named.suffix.lower() not in _SUFFIXES:
+            return None
+        homes = (self._home, self._home.parent)
+        places = [self._home / named, *(home / folder / named.name for home in homes for folder in _PAGE_FOLDERS)]
+        return next((place for place in places if place.name in self._names(place.parent)), None)
+
+    def _names(self, folder: Path) -> frozenset[str]:
+        if folder not in self._listed:
+            try:
+                self._listed[folder] = frozenset(entry.name for entry in folder.iterdir())
+            except OSError:  # one of several places to look
+                self._listed[folder] = frozenset()
+        return self._listed[folder]

@@ -1,0 +1,59 @@
+"""What the agent is told, and how its answers are read."""
+
+import re
+from dataclasses import dataclass
+
+from hpc_es.envs.sandbox import Ran
+
+ACTIONS = re.compile(r"<(bash|answer)>(.*?)(?:</\1>|\Z)", re.DOTALL)
+NO_ACTION = "That was no action. Write <bash>a command</bash> or <answer>the answer</answer>."
+NO_ANSWER = "That was no answer. Write <answer>the answer</answer>."
+
+
+@dataclass(frozen=True)
+class Action:
+    kind: str
+    """bash or answer."""
+    text: str
+
+
+def read(text: str) -> Action | None:
+    """The first action of an answer: what a model imagines to come after it does not count. The closing tag may lack,
+    since it may be a stop string. None where there is no action, or an empty one."""
+    found = ACTIONS.search(text)
+    if found is None or not found[2].strip():
+        return None
+    return Action(found[1], found[2].strip())
+
+
+def rules(page: str, max_turns: int) -> str:
+    """For an agent that works with bash on the image file `page`."""
+    return (
+        f"You answer a question about a scanned page. The page is the image file {page} in the current folder of a "
+        "sandbox that has bash, tesseract and python3, and no network. You cannot look at the image yourself.\n"
+        f"Work in steps, at most {max_turns}. In each step think briefly, then take one action:\n"
+        f"<bash>a command</bash> runs it and shows you its output, for example <bash>tesseract {page} -</bash>\n"
+        "<answer>the answer</answer> gives your answer and ends the task.\n"
+        "The answer is a short text, in the words of the page. Run at least one command before you answer; an answer "
+        "without any scores nothing."
+    )
+
+
+def outcome(ran: Ran) -> str:
+    """Of a command."""
+    text = f"Output:\n{ran.output.strip()}" if ran.output.strip() else "No output."
+    if ran.ended != "exit":
+        return f"{text}\n(stopped: its limit of {ran.ended} was reached)"
+    return text if ran.status == 0 else f"{text}\n(exit status {ran.status})"
+
+
+def question(text: str) -> str:
+    return f"Question: {text}"
+
+
+def question_about_image(text: str) -> str:
+    """For a model that is shown the page."""
+    return (
+        f"Question about this page: {text}\nThink briefly if you need to, then give a short answer in the words of the "
+        "page inside <answer></answer>."
+    )
