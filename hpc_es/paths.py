@@ -12,7 +12,8 @@ RUN/
                            worker-<job>_<task>.<attempt>.log, and what Slurm itself says: slurm-<job>_<task>.out
   slurm/                   the scripts that were submitted, and <job>.json for every job of the run
   tasks.json               the evaluation tasks: what each is called, its horizon, whether it can succeed at all
-  evals/                   journals of evaluations made after the run; NAME.tasks.json where they are of other tasks
+  evals/                   journals of evaluations made after the run; NAME.tasks.json where they are of other tasks;
+                           retention-NAME.json: what a version still knew of MMLU-Pro or HellaSwag
   trajectories/            <worker>.jsonl: a sample of the episodes that it played, word by word
   report/                  tables and figures
   base/                    of a fork: theta_V of the run that it comes from
@@ -130,6 +131,16 @@ class RunPaths:
 
     def log(self, role: str) -> Path:
         return self.logs / f"{role}.log"
+
+
+def retention_record(folder: Path, name: str) -> Path:
+    """One measurement of retention, in RUN/evals or in the folder that was named for a model."""
+    return folder / f"retention-{name}.json"
+
+
+def retention_records(folder: Path) -> list[Path]:
+    """Those that are there, by name."""
+    return sorted(folder.glob("retention-*.json"))
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:

@@ -54,6 +54,11 @@ class Recorded:
         refuse_another(began_with, config, paths.config)
         return recorded
 
+    @classmethod
+    def frozen(cls, paths: RunPaths, config: Config) -> "Recorded":
+        """A model that never updates; whoever starts its engine fills in the digest of version 0."""
+        return cls(paths, config, {}, {}, {}, {})
+
     def version(self, wanted: int | None) -> int:
         """`wanted`, or the newest version. Errors: ConfigError when the run has no such version."""
         newest = max(self.digests)
@@ -86,7 +91,7 @@ class Solo:
 
     def __init__(self, recorded: Recorded, engine: Engine) -> None:
         config = recorded.config
-        self._recorded, self._engine = recorded, engine
+        self._recorded, self.engine = recorded, engine
         self._player = Player(config, engine, lambda kind: envs.make_for(config, kind))
         self._seconds_update = self._seconds_perturb = 0.0
 
@@ -107,7 +112,7 @@ class Solo:
         began = time.monotonic()
         await self._go_to(version)
         moved = time.monotonic()
-        await self._engine.perturb(member)
+        await self.engine.perturb(member)
         self._seconds_update, self._seconds_perturb = moved - began, time.monotonic() - moved
 
     async def play(self, assignment: Assignment) -> Result:
@@ -118,14 +123,14 @@ class Solo:
             eval_id=assignment.eval_id,
             fitness=sum(episode.reward for episode in episodes) / len(episodes),
             episodes=episodes,
-            digest=self._engine.digest,
+            digest=self.engine.digest,
             seconds_update=self._seconds_update,
             seconds_perturb=self._seconds_perturb,
             seconds_rollout=time.monotonic() - began,
         )
 
     async def _go_to(self, version: int) -> None:
-        engine, recorded = self._engine, self._recorded
+        engine, recorded = self.engine, self._recorded
         starts = checkpoint.starts(recorded.paths, version)
         nearest = starts[0][0] if starts else 0
         if not nearest <= engine.version <= version:
@@ -141,9 +146,9 @@ class Solo:
         """The first of these checkpoints that is intact, else the base model."""
         for _, folder in starts:
             try:
-                await self._engine.load(folder)
+                await self.engine.load(folder)
             except StoreError as error:
                 checkpoint.pass_over(error)
             else:
                 return
-        await self._engine.load(None)
+        await self.engine.load(None)

@@ -1,0 +1,252 @@
+"""`hpc-es retention`: what a model still knows after training, against the base that it comes from.
+
+Invariant: a change is only stated between scores of the same examples, asked in the same way, paired one by one.
+"""
+
+import json as jsonlib
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from hpc_es.cli.arguments import Json
+from hpc_es.errors import ConfigError
+from hpc_es.paths import RunPaths
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.table import Table
+
+    from hpc_es.analysis.intervals import Interval, Paired
+    from hpc_es.launch.retention.records import Record
+    from hpc_es.launch.solo import Recorded
+
+TASKS = "mmlu_pro,hellaswag,hellaswag_generated"
+
+
+class Backend(StrEnum):
+    vllm = "vllm"
+    transformers = "transformers"
+
+
+class Dtype(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
+class Line(NamedTuple):
+    """One score beside that of the base."""
+
+    record: "Record"
+    path: Path
+    metric: str
+    interval: "Interval"
+    base: float | None
+    change: "Paired | None"
+
+    def facts(self) -> dict[str, Any]:
+        record, change = self.record, self.change
+        return {
+            "source": record.source,
+            "version": record.version,
+            "digest": record.measured.digest,
+            "task": record.measured.task,
+            "title": record.title,
+            "metric": self.metric,
+            "num_examples": record.measured.num_examples,
+            "score": record.scores[self.metric],
+            "low": self.interval.low,
+            "high": self.interval.high,
+            "base": self.base,
+            "change": None if change is None else change.difference,
+            "change_low": None if change is None else change.low,
+            "change_high": None if change is None else change.high,
+            "p_value": None if change is None else change.p_value,
+            "num_unanswered": None if record.answers is None else record.answers.count(""),
+            "num_shortened": record.num_shortened,
+            "record": str(self.path),
+        }
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(retention)
+
+
+def retention(
+    source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a Hugging Face folder.")],
+    versions: Annotated[
+        str, typer.Option(help="Of a run: last, all, or e.g. 10,20; the base comes with them.")
+    ] = "last",
+    tasks: Annotated[str, typer.Option(help="Some of these, with commas between them.")] = TASKS,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many examples of each task.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of the examples; default: data/retention in $HPC_ES_SHARED.")
+    ] = None,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="Of a model: the base to compare it with. Of a run: its base, where it has moved."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the records; default: RUN/evals, evals/MODEL.")] = None,
+    backend: Annotated[Backend | None, typer.Option(help="Default: the run's engine; of a model vllm, if any.")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="What to compute in; default: as the run, or the model.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Prompts at once. Default: as the run, or 64.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of a generated answer.")] = 1024,
+    max_length: Annotated[
+        int | None, typer.Option(min=16, help="Tokens of prompt and answer. Default: what the model can, up to 4096.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Ask through the model's chat template.")] = True,
+    chat_options: Annotated[
+        str | None, typer.Option(help="Its variables, e.g. '{\"enable_thinking\": false}'. Default: as the run.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """MMLU-Pro and HellaSwag through lm-eval, on local files: scores, and their change from the base model."""
+    from hpc_es.cli.output import console, print_json
+    from hpc_es.launch.retention import tasks as retention_tasks
+    from hpc_es.launch.retention.measure import Wishes, measure
+
+    screen = console(stderr=json)
+    is_run = RunPaths(source).config.is_file()
+    folder = out or (RunPaths(source).evals if is_run else Path("evals", source.resolve().name))
+    place = retention_tasks.data_folder(data)
+    examples = [retention_tasks.read_examples(name, place, limit) for name in _names(tasks)]
+    wishes = Wishes(
+        backend=backend.value if backend else None,
+        dtype=dtype.value if dtype else None,
+        batch_size=batch_size,
+        max_tokens=max_tokens,
+        max_length=max_length,
+        chat=chat,
+        chat_options=_chat_options(chat_options),
+    )
+    found: list[tuple[Path, Record]] = []
+    for recorded, wanted in _visits(source, versions, base, is_run=is_run):
+        measured = measure(
+            recorded, wanted, examples, wishes, folder, say=lambda text: screen.print(text, markup=False)
+        )
+        found += measured.values()
+    lines = _lines(found, compare=is_run or base is not None)
+    if json:
+        print_json({"source": str(source), "scores": [line.facts() for line in lines]})
+    screen.print(_table(lines))
+    for text in _remarks(lines, folder, num_available=min(each.num_available for each in examples)):
+        screen.print(text, markup=False)
+
+
+def _names(tasks: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in tasks.split(",")))
+
+
+def _chat_options(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        options = jsonlib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f'--chat-options {text} is no JSON ({error}), e.g. {{"enable_thinking": false}}') from None
+    if not isinstance(options, dict):
+        raise ConfigError(f'--chat-options {text} must be an object, e.g. {{"enable_thinking": false}}')
+    return options
+
+
+def _visits(source: Path, versions: str, base: Path | None, *, is_run: bool) -> "Iterator[tuple[Recorded, list[int]]]":
+    """What to measure, the base first."""
+    from hpc_es.launch.retention.measure import of_model, of_run
+
+    if is_run:
+        recorded = of_run(source, base)
+        yield recorded, sorted({0, *_versions(versions, recorded)})
+        return
+    if versions != "last":
+        raise ConfigError(f"--versions {versions}: {source} is no run folder, and a model has no versions")
+    for model in (base, source):
+        if model is not None:
+            yield of_model(model), [0]
+
+
+def _versions(text: str, recorded: "Recorded") -> list[int]:
+    if text == "last":
+        return [recorded.version(None)]
+    if text == "all":
+        return list(recorded.digests)
+    try:
+        return [recorded.version(int(part)) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--versions {text} must be last, all, or numbers with commas between them") from None
+
+
+def _lines(found: "list[tuple[Path, Record]]", *, compare: bool) -> list[Line]:
+    """A line for each metric of each record. `compare`: the first record of a task is that of the base."""
+    from hpc_es.analysis.intervals import paired, wilson
+
+    lines, bases = list[Line](), dict[str, Record]()
+    for path, record in found:
+        base = bases.setdefault(record.measured.task, record)
+        comparable = compare and base is not record and _asked_alike(base, record)
+        for metric, correct in record.correct.items():
+            change = paired(correct, base.correct[metric]) if comparable and len(correct) > 1 else None
+            interval = wilson(sum(correct), len(correct))
+            lines.append(Line(record, path, metric, interval, base.scores[metric] if comparable else None, change))
+    return lines
+
+
+def _asked_alike(a: "Record", b: "Record") -> bool:
+    from msgspec.structs import replace
+
+    return replace(a.measured, digest=b.measured.digest) == b.measured
+
+
+def _table(lines: list[Line]) -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title in ("version", "task", "metric", "score", "95 %", "base", "change", "95 %", "p", "no letter"):
+        table.add_column(title, justify="left" if title in ("version", "task", "metric") else "right", no_wrap=True)
+    for line in lines:
+        record, change = line.record, line.change
+        table.add_row(
+            Path(record.source).name if record.version is None else str(record.version),
+            record.title,
+            line.metric,
+            f"{record.scores[line.metric]:.4f}",
+            f"{line.interval.low:.4f} to {line.interval.high:.4f}",
+            "" if line.base is None else f"{line.base:.4f}",
+            "" if change is None else f"{100 * change.difference:+.2f}",
+            "" if change is None else f"{100 * change.low:+.2f} to {100 * change.high:+.2f}",
+            "" if change is None else f"{change.p_value:.3f}",
+            "" if record.answers is None else str(record.answers.count("")),
+        )
+    return table
+
+
+def _remarks(lines: list[Line], folder: Path, num_available: int) -> "Iterator[str]":
+    """What has to be known to read the table."""
+    measured = [line.record.measured for line in lines]
+    num_examples, settings = measured[0].num_examples, measured[0].settings
+    if num_examples < num_available:
+        yield f"only the first {num_examples} of {num_available} examples of each task"
+    if any(line.change for line in lines):
+        yield "change: points of 100 from the base on the same examples, paired; p by random flips of signs"
+    if any(
+        not _asked_alike(lines[0].record, each.record)
+        for each in lines
+        if each.record.measured.task == measured[0].task
+    ):
+        yield "no change is stated where the settings of the two differ, e.g. their types"
+    yield (
+        f"greedy, {'through the chat template' if settings.chat else 'without a chat template'}, "
+        f"{settings.backend} in {settings.dtype}; answers of at most {settings.max_tokens} tokens"
+    )
+    tasks = {each.task for each in measured}
+    if "mmlu_pro" in tasks:
+        yield "MMLU-Pro without examples (0-shot): the dev rows of its five shots are not among the files"
+    if "hellaswag_generated" in tasks:
+        yield "HellaSwag, generated: a letter is to be named, as in the published tables; the prompt's words are ours"
+    if any(line.record.answers is not None for line in lines):
+        yield "no letter: answers in which none was found count as wrong (MMLU-Pro's own script guesses there)"
+    if shortened := sum(line.record.num_shortened for line in lines):
+        yield f"{shortened} prompts lost their beginning: with more --max-length they would not, if the model allows it"
+    yield f"records: {folder}"
