@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from hpc_es import __version__
-from hpc_es.cli import env, episodes, probe, report, simulate, slurm, study
+from hpc_es.cli import env, episodes, probe, report, retention, simulate, slurm, study
 from hpc_es.cli.arguments import (
     EXIT_FAILED,
     EXIT_MISTAKE,
@@ -263,6 +263,7 @@ study.add_commands(app)
 report.add_commands(app)
 episodes.add_commands(app)
 env.add_commands(app)
+retention.add_commands(app)
 
 
 @app.command(hidden=True)
