@@ -20,6 +20,7 @@ _BUILT_IN = {
     "countdown": "hpc_es.envs.countdown:Countdown",
     "lab": "hpc_es.envs.lab:Lab",
     "sudoku": "hpc_es.envs.sudoku:Sudoku",
+    "twx": "hpc_es.envs.twx:TextWorldExpress",
     "webshop": "hpc_es.envs.webshop:WebShop",
 }
 """Modules are imported when an environment is made, not before: some are heavy."""
