@@ -9,7 +9,8 @@
     │   └── NothingToShow      a figure for which the runs have no data
     ├── TransportError     sockets, keys, rendezvous, process groups
     ├── EngineError        the inference engine
-    │   └── DigestMismatch     parameters are not the bits that the head has
+    │   ├── DigestMismatch     parameters are not the bits that the head has
+    │   └── ContextFull        a conversation outgrew the model's context: an outcome of its episode, not a fault
     ├── EnvError           an environment broke its contract or its time limit
     ├── LaunchError        processes that could not be started or kept alive
     ├── RunFailed          the run cannot go on (too many failed evaluations in a row)
@@ -57,6 +58,10 @@ class EngineError(HpcEsError):
 
 class DigestMismatch(EngineError):
     """Parameters differ from the bits they should have."""
+
+
+class ContextFull(EngineError):
+    """A conversation does not fit into the context of a model whose tokens we cannot count."""
 
 
 class EnvError(HpcEsError):

@@ -167,7 +167,7 @@ def test_control_characters_in_the_words_of_an_environment_are_made_visible():
 
 def test_a_prompt_that_the_tokenizer_refuses_is_a_fault_of_the_environment(monkeypatch):
     engine = scripted.Echo()
-    monkeypatch.setattr(engine, "tokenizer", None)
+    monkeypatch.setattr(engine, "tokenizer", object())
     with pytest.raises(EnvError, match="task 1 shows what cannot be put into tokens: AttributeError"):
         play("Steps", tasks=(1,), engine=engine)
 

@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from hpc_es.errors import EngineError
+from hpc_es.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from hpc_es.config.schema import EngineConfig, ModelConfig
@@ -22,8 +22,15 @@ async def start_engine(
     """Start the engine that `engine.kind` names; `threads` is its share of this machine's CPU cores,
     `optimiser` the es.optimiser.kind of the run.
 
-    Errors: EngineError when its package is not installed or it does not start, ModelError for an unusable checkpoint.
+    Errors: EngineError when its package is not installed or it does not start, ModelError for an unusable checkpoint,
+    ConfigError where the package of an endpoint's client is missing.
     """
+    if engine.kind == "endpoint":
+        if find_spec("openai") is None:
+            raise ConfigError("engine.kind=endpoint needs the package openai: pip install 'hpc_es[endpoint]'")
+        from hpc_es.engine.endpoint import EndpointEngine
+
+        return await EndpointEngine.start(model, engine, threads=threads, optimiser=optimiser)
     if engine.kind == "lab":
         from hpc_es.engine.lab import LabEngine
 

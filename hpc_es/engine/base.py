@@ -6,12 +6,13 @@ each time, never restored by subtraction. Weights never change while a request i
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
+from hpc_es.errors import EngineError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
 
@@ -29,6 +30,19 @@ class EngineInfo:
 
 
 @dataclass(frozen=True)
+class Chat:
+    """The prompt of an engine that puts messages through a chat template of its own."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    """role and content of each, as in OpenAI's API."""
+    options: Mapping[str, Any]
+    """Variables of the chat template (task.chat_options)."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+@dataclass(frozen=True)
 class Completion:
     text: str
     tokens_in: int
@@ -40,7 +54,8 @@ class Completion:
 class Engine(ABC):
     """Asynchronous: many `generate` calls at once; everything else one at a time and with none in flight."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: "PreTrainedTokenizerBase | None"
+    """None: this engine takes no tokens; it is asked by `chat` in place of `generate`."""
 
     @classmethod
     @abstractmethod
@@ -99,6 +114,16 @@ class Engine(ABC):
 
         Prompt and answer have to be shorter than max_model_len.
         """
+
+    async def chat(
+        self, chat: Chat, sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+    ) -> Completion:
+        """The same for an engine without a tokenizer.
+
+        Errors: ContextFull when the conversation is too long for the model; EngineError for everything that does not
+        answer; ConfigError when the engine cannot choose among given answers; EnvError as in `generate`.
+        """
+        raise EngineError(f"{type(self).__name__} continues token ids; call generate")
 
     @abstractmethod
     async def logits(self, prompt: Sequence[int]) -> list[float]:

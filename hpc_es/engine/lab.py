@@ -54,6 +54,8 @@ class AsciiTokenizer:
 class LabEngine(InProcessEngine["_Live"]):
     """See the base class."""
 
+    tokenizer: "PreTrainedTokenizerBase"
+
     def __init__(self, live: "_Live", thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig) -> None:
         super().__init__(live, thread, model, engine)
         self.tokenizer = cast("PreTrainedTokenizerBase", AsciiTokenizer())

@@ -44,6 +44,11 @@ def check(config: Config) -> None:
 
     Errors: ModelError, EnvError, StoreError; ConfigError, also when a run that has begun has other evaluation tasks.
     """
+    if config.engine.kind == "endpoint":
+        raise ConfigError(
+            f"engine.kind=endpoint: a frozen endpoint cannot be trained; `hpc-es eval {config.engine.url} --model "
+            f"{config.model.path}` evaluates it, and engine.kind=vllm or transformers train a model of your own"
+        )
     check_model(Path(config.model.path))
     model, optimiser = config.model, config.es.optimiser.kind
     num_arenas = config.launch.workers + 1  # the head has one too

@@ -6,47 +6,49 @@ messages that the first observation opens with stay in front.
 
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from itertools import takewhile
+from typing import Generic, TypeVar
 
 from hpc_es.envs.base import Env, Message, Observation
 from hpc_es.errors import EnvError
 
-Encode = Callable[[Sequence[Message]], list[int]]
-"""Messages -> token ids of the prompt that they make."""
+PromptT = TypeVar("PromptT", bound=Sized)
+"""Token ids, whose number is the prompt's length; or what an engine takes that makes tokens of its own."""
 
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _END_OF_THOUGHT = "</think>"
 
 
-class History:
-    """Of one episode. `room`: tokens of a prompt behind which a whole answer fits.
+class History(Generic[PromptT]):
+    """Of one episode. `encode`: messages -> the prompt that they make. `room`: tokens of a prompt behind which a whole
+    answer fits; None where tokens cannot be counted: then turns alone limit the history.
 
     Errors: EnvError for an environment whose `history` or `max_prompt_tokens` is no count.
     """
 
-    def __init__(self, env: Env, encode: Encode, room: int) -> None:
+    def __init__(self, env: Env, encode: Callable[[Sequence[Message]], PromptT], room: int | None) -> None:
         for name, least in (("history", 0), ("max_prompt_tokens", 1)):
             value = getattr(env, name)
             if value is not None and not (type(value) is int and value >= least):
                 raise EnvError(f"{type(env).__name__}.{name} is {value!r}; it must be None or an int from {least}")
         self._encode = encode
-        self._limit = room if env.max_prompt_tokens is None else min(env.max_prompt_tokens, room)
+        self._limit = room if room is None or env.max_prompt_tokens is None else min(env.max_prompt_tokens, room)
         self._turns: deque[tuple[Message, ...]] = deque(maxlen=env.history)
         self._front: tuple[Message, ...] | None = () if env.history == 0 else None
         self._now: tuple[Message, ...] = ()
 
-    def prompt(self, observation: Observation) -> list[int]:
-        """Token ids of what the model sees now; more than the limit only where the observation alone is."""
+    def prompt(self, observation: Observation) -> PromptT:
+        """What the model sees now; longer than the limit only where the observation alone is."""
         self._now = observation.messages
         if self._front is None:
             self._front = tuple(takewhile(lambda message: message.role == "system", self._now))
             self._now = self._now[len(self._front) :]
         while True:
             past = [message for turn in self._turns for message in turn]
-            tokens = self._encode((*self._front, *past, *self._now))
-            if len(tokens) <= self._limit or not self._turns:
-                return tokens
+            prompt = self._encode((*self._front, *past, *self._now))
+            if self._limit is None or len(prompt) <= self._limit or not self._turns:
+                return prompt
             self._turns.popleft()
 
     def add(self, answer: str) -> None:

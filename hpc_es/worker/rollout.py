@@ -14,15 +14,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from hpc_es.config.schema import Config
-from hpc_es.engine.base import Completion, Engine
+from hpc_es.engine.base import Chat, Completion, Engine
 from hpc_es.envs.base import Env, Message, Observation, StepResult
-from hpc_es.errors import EngineError, EnvError, ModelError
+from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.es.population import episode_seed
 from hpc_es.es.records import Assignment, Episode, Kind
 from hpc_es.worker.history import History, without_thoughts
 from hpc_es.worker.trajectories import MAX_TURNS, Trajectory, Turn, is_sampled, shortened
 
 Value = TypeVar("Value")
+Prompt = list[int] | Chat
 
 MAX_STUCK_CALLS = 16
 """Environment calls that never returned before the worker gives up: each holds a thread for good."""
@@ -36,7 +37,8 @@ class Player:
     """Plays assignments with one engine; `make_env` is called once per episode, and `keep` gets the sampled episodes
     of every evaluation that went through.
 
-    Errors: ModelError when task.chat is on and the model has no chat template.
+    Errors: ModelError when task.chat is on and the model has no chat template; ConfigError when it is off and the
+    engine takes nothing but chats.
     """
 
     def __init__(
@@ -52,7 +54,10 @@ class Player:
         self._keep = keep
         self._num_stuck = 0
         self._instant: set[Kind] = set()
-        if config.task.chat and not engine.tokenizer.chat_template:
+        if engine.tokenizer is None:
+            if not config.task.chat:
+                raise ConfigError(f"task.chat=false: engine.kind={config.engine.kind} takes chats only; leave it on")
+        elif config.task.chat and not engine.tokenizer.chat_template:
             raise ModelError(
                 f"task.chat is on, but the tokenizer of {config.model.path} has no chat template: set task.chat=false, "
                 "or take a model that was trained to chat"
@@ -111,23 +116,25 @@ class Player:
 
     async def _turns(self, env: Env, played: "_Played", seed_of: Callable[[int], int]) -> "_Played":
         task, began = played.task, time.monotonic()
-        history = History(env, self.encode, self.config.engine.max_model_len - self.config.sampling.max_tokens)
+        history = History(env, self.encode, self._room)
         observation: Observation | None = await self._in_env(
             env.reset, task, what=f"reset({task})", instant=env.instant
         )
         played.seconds_in_env += time.monotonic() - began
         while observation is not None:
             prompt = self._prompt(history, observation, task)
-            if len(prompt) + room_of(observation.choices) >= self.config.engine.max_model_len:
+            if self._outgrows_context(prompt, observation.choices):
                 played.ended = "context"
                 break
             if time.monotonic() - began > self.config.task.episode_timeout:
                 played.ended = "time"
                 break
             asked = time.monotonic()
-            completion = await self.engine.generate(
-                prompt, self.config.sampling, seed=seed_of(played.turns), choices=observation.choices
-            )
+            try:
+                completion = await self._answer(prompt, seed_of(played.turns), observation.choices)
+            except ContextFull:
+                played.ended = "context"
+                break
             answered = time.monotonic()
             said = without_thoughts(completion.text) if env.strip_thinking else completion.text
             step = await self._in_env(
@@ -141,8 +148,34 @@ class Player:
             observation = None if step.done else step.observation
         return played
 
-    def _prompt(self, history: History, observation: Observation, task: int) -> list[int]:
-        """Token ids of a turn. Errors: EnvError when it shows no observation, or none that can be put into tokens."""
+    @property
+    def _room(self) -> int | None:
+        """Tokens of a prompt behind which a whole answer fits; None where the engine alone can count them."""
+        if self.engine.tokenizer is None:
+            return None
+        return self.config.engine.max_model_len - self.config.sampling.max_tokens
+
+    def _outgrows_context(self, prompt: Prompt, choices: Sequence[str] | None) -> bool:
+        return not isinstance(prompt, Chat) and len(prompt) + room_of(choices) >= self.config.engine.max_model_len
+
+    async def _answer(self, prompt: Prompt, seed: int, choices: Sequence[str] | None) -> Completion:
+        """Errors: as the engine has them; EngineError also when a chat was not answered within task.episode_timeout,
+        however often it was tried."""
+        sampling, limit = self.config.sampling, self.config.task.episode_timeout
+        if not isinstance(prompt, Chat):
+            return await self.engine.generate(prompt, sampling, seed=seed, choices=choices)
+        try:
+            async with asyncio.timeout(limit):
+                return await self.engine.chat(prompt, sampling, seed=seed, choices=choices)
+        except TimeoutError:
+            url = self.config.engine.url
+            raise EngineError(f"{url} gave no answer within task.episode_timeout={limit:g} s") from None
+
+    def _prompt(self, history: History[Prompt], observation: Observation, task: int) -> Prompt:
+        """What the engine is asked in a turn.
+
+        Errors: EnvError when the task shows no observation, or none that can be put into tokens.
+        """
         if not isinstance(observation, Observation):
             raise EnvError(f"task {task} shows {type(observation).__name__}: reset and step must show an Observation")
         if not all(isinstance(m, Message) and isinstance(m.content, str) for m in observation.messages):
@@ -157,11 +190,13 @@ class Player:
             raise EnvError(f"task {task} shows nothing: its prompt has no tokens")
         return prompt
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a prompt."""
+    def encode(self, messages: Sequence[Message]) -> Prompt:
+        """A prompt as the engine takes it: token ids, or the messages."""
         tokenizer = self.engine.tokenizer
+        chat = [{"role": message.role, "content": message.content} for message in messages]
+        if tokenizer is None:
+            return Chat(tuple(chat), self.config.task.chat_options)
         if self.config.task.chat:
-            chat = [{"role": message.role, "content": message.content} for message in messages]
             encoded: Any = tokenizer.apply_chat_template(
                 chat, add_generation_prompt=True, return_dict=True, **self.config.task.chat_options
             )

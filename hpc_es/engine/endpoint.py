@@ -1,0 +1,337 @@
+"""A model behind any server with OpenAI's chat API, as a frozen baseline.
+
+Invariants: its weights are nobody's here, so the only member is the centre; an answer is what the server said, and
+everything that is no answer (refused, unreachable, unreadable) is an error and never an empty text. The key goes into
+requests and nowhere else.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import openai
+
+from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
+from hpc_es.engine.base import Chat, Completion, Engine, EngineInfo
+from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
+from hpc_es.es.optimiser import Kind
+from hpc_es.es.records import Commit, Member
+
+log = logging.getLogger(__name__)
+
+MAX_RETRIES = 30
+"""Of one request that was refused for now (429, 5xx) or did not come through: with the client's pauses of up to 8 s, or
+what the server asks for, some four minutes, in which a server can be started anew."""
+START_RETRIES = 2
+CONNECT_TIMEOUT_S = 5.0
+LIST_TIMEOUT_S = 10.0
+MAX_QUOTE = 300
+"""Characters of a server's words that are quoted."""
+
+_HELLO = Chat(({"role": "user", "content": "1 + 1 ="},), {})
+_CONTEXT = re.compile(
+    r"context[ _](length|size|window)|(prompt|input) is too long|maximum number of tokens|reduce the length", re.I
+)
+_FILLS_IN = ("vllm", "sglang")
+"""Servers (`owned_by`) that take what a request leaves out from the checkpoint's generation_config.json, which can name
+penalties and limits that engines of ours do not know: to them everything is said."""
+_UNTOUCHED: dict[str, Any] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+class EndpointEngine(Engine):
+    """See the base class."""
+
+    tokenizer = None
+
+    def __init__(self, model: ModelConfig, engine: EngineConfig) -> None:
+        assert engine.url is not None, "the schema sees to it"
+        self._url, self._model, self._engine = engine.url, model.path, engine
+        self._key = _key(engine.api_key_env)
+        self._client = openai.AsyncOpenAI(
+            base_url=self._url,
+            api_key=self._key or "none",
+            timeout=openai.Timeout(engine.request_timeout, connect=CONNECT_TIMEOUT_S),
+            max_retries=START_RETRIES,
+        )
+        # without a key its header is left out, rather than filled with something
+        self._options: Any = {} if self._key else {"headers": {"Authorization": openai.Omit()}}
+        self._slots = asyncio.Semaphore(engine.max_concurrent)
+        self._served: list[Mapping[str, Any]] = []
+        self._fingerprint = ""
+        self._way_to_choose = 0
+        self._digest = int.from_bytes(hashlib.blake2b(f"{self._url}\0{self._model}".encode(), digest_size=8).digest())
+
+    @classmethod
+    async def start(
+        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none"
+    ) -> "EndpointEngine":
+        """Ask the server for its models, and the model for a few tokens.
+
+        Errors: EngineError when the server does not answer within seconds, refuses the key, or has no such model;
+        ConfigError for a key that cannot be sent.
+        """
+        self = cls(model, engine)
+        try:
+            self._served = await self._list()
+            await self._greet()
+        except BaseException:
+            await self.close()
+            raise
+        self._client.max_retries = MAX_RETRIES  # it has answered, so one that falls silent is worth some patience
+        return self
+
+    async def _greet(self) -> None:
+        """See that the model answers. Errors: EngineError."""
+        try:
+            async with asyncio.timeout(self._engine.request_timeout):
+                answer = await self._ask(_HELLO, self._body(_HELLO, SamplingConfig(max_tokens=16), seed=0))
+        except TimeoutError:
+            raise EngineError(
+                f"{self._model} at {self._url} did not answer within engine.request_timeout="
+                f"{self._engine.request_timeout:g} s"
+            ) from None
+        _completion(answer, self._url)
+        whole = msgspec.convert(answer, _Answer)
+        self._fingerprint = whole.system_fingerprint or ""
+        if whole.usage is None:
+            log.warning("%s does not count tokens: episodes will show 0", self._url)
+        if self._served and self._model not in self._names:
+            log.warning("%s answers for %s, but lists only %s", self._url, self._model, _few(self._names))
+
+    @property
+    def info(self) -> EngineInfo:
+        card = next((served for served in self._served if served["id"] == self._model), {})
+        facts = {
+            "engine": "endpoint",
+            "openai": openai.__version__,
+            "url": self._url,
+            "model": self._model,
+            "listed": _few(self._names),
+            "card": ", ".join(f"{key}={card[key]}" for key in ("owned_by", "root", "max_model_len") if key in card),
+            "fingerprint": self._fingerprint,
+            "choices": "constrained generation, not ranked by log-probability",
+        }
+        return EngineInfo(self._digest, {name: fact for name, fact in facts.items() if fact})
+
+    @property
+    def version(self) -> int:
+        return 0
+
+    @property
+    def digest(self) -> int:
+        """Of the URL and the model's name: nobody here can see its bits."""
+        return self._digest
+
+    async def load(self, checkpoint: Path | None) -> None:
+        if checkpoint is not None:
+            raise self._frozen()
+
+    async def update(self, commits: Sequence[Commit]) -> None:
+        if commits:
+            raise self._frozen()
+
+    async def perturb(self, member: Member | None) -> None:
+        if member is not None:
+            raise self._frozen()
+
+    async def generate(
+        self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+    ) -> Completion:
+        raise EngineError("an endpoint takes messages, not token ids; call chat")
+
+    async def log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
+        raise self._blind()
+
+    async def logits(self, prompt: Sequence[int]) -> list[float]:
+        raise self._blind()
+
+    async def probe(self) -> None:
+        """There is no arena that could differ."""
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def chat(
+        self, chat: Chat, sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+    ) -> Completion:
+        body = self._body(chat, sampling, seed)
+        async with self._slots:
+            if choices is not None:
+                return await self._choose(chat, body, choices)
+            try:
+                return _completion(await self._ask(chat, body), self._url)
+            except ContextFull:  # with what room there is, which is less than max_tokens, as engines of ours do
+                return _completion(await self._ask(chat, {**body, "max_tokens": None}), self._url)
+
+    async def _choose(self, chat: Chat, body: Mapping[str, Any], choices: Sequence[str]) -> Completion:
+        """The model's answer where the server lets it say nothing but one of these. What the server does not
+        understand is not tried again."""
+        if not choices or not all(choices) or len(set(choices)) < len(choices):
+            raise EnvError(f"choices {list(choices)!r} must be texts, at least one, none empty and none twice")
+        longest = max(len(choice.encode(errors="replace")) for choice in choices) + 1  # a token is a byte at least
+        plain = {**body, "stop": None, "presence_penalty": 0.0, "max_tokens": max(body["max_tokens"], longest)}
+        ways = (
+            {"structured_outputs": {"choice": list(choices)}},
+            {"guided_choice": list(choices)},  # vLLM before 0.12, which passes over the other
+        )
+        found = "these fields have no effect"
+        for number in range(self._way_to_choose, len(ways)):
+            try:
+                completion = _completion(await self._ask(chat, {**plain, **ways[number]}), self._url)
+            except _Refused as error:
+                found = str(error)
+            else:
+                if completion.text in choices or completion.truncated:
+                    return completion
+            self._way_to_choose = max(self._way_to_choose, number + 1)
+        raise ConfigError(
+            f"{self._url} does not keep {self._model} to given choices, neither by structured_outputs nor by "
+            f"guided_choice ({found}), and no chat endpoint ranks them: play this task with free text (its `free` mode)"
+        )
+
+    def _body(self, chat: Chat, sampling: SamplingConfig, seed: int) -> dict[str, Any]:
+        """What a request says beside model and messages; None: nothing of that name."""
+        owners = {served.get("owned_by") for served in self._served}
+        untouched = _UNTOUCHED if owners.intersection(_FILLS_IN) else {}
+        return {
+            **untouched,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or untouched.get("top_k"),
+            "presence_penalty": sampling.presence_penalty,
+            "max_tokens": sampling.max_tokens,
+            "stop": list(sampling.stop) or None,
+            "seed": seed % 2**63,
+            "chat_template_kwargs": dict(chat.options) or None,
+        }
+
+    async def _ask(self, chat: Chat, body: Mapping[str, Any]) -> object:
+        """The server's answer, whatever it is. Errors: as in `chat`; _Refused when it is the request that is wrong."""
+        said = {"model": self._model, "messages": list(chat.messages), **body, **self._engine.extra}
+        said = {key: value for key, value in said.items() if value is not None}
+        try:
+            return await self._client.post("/chat/completions", body=said, cast_to=object, options=self._options)
+        except openai.OpenAIError as error:
+            raise self._explained(error) from error
+        except UnicodeEncodeError as error:
+            raise EnvError(f"a message or a choice cannot be sent: {error}") from error
+
+    async def _list(self) -> list[Mapping[str, Any]]:
+        """The models that the server says it has; none where it does not say. Errors: EngineError when it cannot be
+        reached, or refuses the key."""
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                listed: Any = await self._client.get("/models", cast_to=object, options=self._options)
+        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.APIConnectionError) as error:
+            raise self._explained(error) from error
+        except TimeoutError:
+            raise EngineError(
+                f"{self._url}, asked for its models, did not answer within {LIST_TIMEOUT_S:g} s"
+            ) from None
+        except openai.OpenAIError:  # many have no such list; whether there is the model shows when it is asked
+            return []
+        models = listed.get("data") if isinstance(listed, dict) else None
+        return [model for model in models or () if isinstance(model, dict) and isinstance(model.get("id"), str)]
+
+    @property
+    def _names(self) -> list[str]:
+        return [model["id"] for model in self._served]
+
+    def _explained(self, error: openai.OpenAIError) -> EngineError:
+        """What a failed request means here."""
+        url, model, tries = self._url, self._model, self._client.max_retries + 1
+        said = _said(error).replace(self._key or "\0", "(the key)")
+        if isinstance(error, openai.APIConnectionError):
+            cause = error.__cause__ or error
+            words = f"{type(cause).__name__} {cause}".strip()
+            limit = f"engine.request_timeout={self._engine.request_timeout:g} s"
+            return EngineError(f"{url} was not reached or did not answer, {tries} times in a row ({words}; {limit})")
+        if not isinstance(error, openai.APIStatusError):
+            return EngineError(f"{url} gave no answer of {model}: {said}")
+        status = f"HTTP {error.status_code}: {said}"
+        if error.status_code in (401, 403):
+            name = self._engine.api_key_env
+            held = "holds the key that was sent" if self._key else "is not set, so no key was sent"
+            return EngineError(f"{url} refuses access to {model} ({status}); the environment variable {name} {held}")
+        if error.status_code in (404, 405):
+            has = f"it has {_few(self._names)}" if self._served else "is that its base URL, as in http://host:8000/v1?"
+            return EngineError(f"{url} has no model {model} that chats ({status}); {has}")
+        if error.status_code in (408, 409, 429) or error.status_code >= 500:
+            return EngineError(f"{url} refused a request for {model} {tries} times in a row, at last with {status}")
+        if _CONTEXT.search(f"{error.code} {error.type} {said}"):
+            return ContextFull(f"{url}: the conversation does not fit into the context of {model} ({status})")
+        return _Refused(f"{url} refuses a request for {model} ({status}); engine.extra can leave fields of it out")
+
+    def _frozen(self) -> EngineError:
+        return EngineError(f"{self._model} at {self._url}: a frozen endpoint cannot be trained")
+
+    def _blind(self) -> EngineError:
+        return EngineError(f"{self._url} shows no log-probabilities of given texts, as no chat endpoint does")
+
+
+class _Refused(EngineError):
+    """The server understood the request and does not take it."""
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Answer(msgspec.Struct):
+    """What is read of a chat completion; servers differ in the rest."""
+
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
+    usage: _Usage | None = None
+    system_fingerprint: str | None = None
+
+
+def _completion(answer: object, url: str) -> Completion:
+    """Errors: EngineError when the server answered with something else, or broke the answer off."""
+    try:
+        said = msgspec.convert(answer, _Answer)
+    except msgspec.ValidationError as error:
+        shown = answer if isinstance(answer, str) else json.dumps(answer)
+        raise EngineError(f"{url} sent no chat completion ({error}): {shown[:MAX_QUOTE]}") from None
+    (choice, *_), usage = said.choices, said.usage or _Usage()
+    if choice.finish_reason in ("abort", "error"):
+        raise EngineError(f"{url} broke an answer off: finish_reason={choice.finish_reason}")
+    # A lone surrogate, which JSON can hold, could be written nowhere.
+    text = (choice.message.content or "").encode(errors="replace").decode()
+    tokens_in, tokens_out = usage.prompt_tokens or 0, usage.completion_tokens or 0
+    return Completion(text, tokens_in, tokens_out, truncated=choice.finish_reason == "length")
+
+
+def _key(variable: str) -> str | None:
+    """Errors: ConfigError for a key that no header can hold."""
+    key = os.environ.get(variable, "").strip()
+    if not re.fullmatch(r"[\x21-\x7e]*", key):
+        raise ConfigError(f"the environment variable {variable} holds what cannot be a key: blanks, or beyond ASCII")
+    return key or None
+
+
+def _said(error: openai.OpenAIError) -> str:
+    """The server's own words, short."""
+    body = getattr(error, "body", None)
+    words = body.get("message") if isinstance(body, Mapping) else None
+    return str(words or getattr(error, "message", None) or error)[:MAX_QUOTE]
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
