@@ -10,6 +10,7 @@ import asyncio
 import numbers
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -182,6 +183,11 @@ class Player:
             raise EnvError(f"task {task} shows messages that are no Message with text")
         if not all(isinstance(choice, str) for choice in observation.choices or ()):
             raise EnvError(f"task {task} offers choices that are not texts")
+        if self.engine.tokenizer is not None and any(m.images for m in observation.messages):
+            raise ConfigError(
+                f"task {task} shows an image, and engine.kind={self.config.engine.kind} takes text only: turn images off "
+                "in task.options, or evaluate a model behind engine.kind=endpoint"
+            )
         try:
             prompt = history.prompt(observation)
         except Exception as error:  # a chat template raises whatever it likes
@@ -193,10 +199,10 @@ class Player:
     def encode(self, messages: Sequence[Message]) -> Prompt:
         """A prompt as the engine takes it: token ids, or the messages."""
         tokenizer = self.engine.tokenizer
-        chat = [{"role": message.role, "content": message.content} for message in messages]
         if tokenizer is None:
-            return Chat(tuple(chat), self.config.task.chat_options)
+            return Chat(tuple(map(sent, messages)), self.config.task.chat_options)
         if self.config.task.chat:
+            chat = [{"role": message.role, "content": message.content} for message in messages]
             encoded: Any = tokenizer.apply_chat_template(
                 chat, add_generation_prompt=True, return_dict=True, **self.config.task.chat_options
             )
@@ -267,7 +273,7 @@ class _Played:
         self.tokens_out += completion.tokens_out
         self.ended = "truncated" if step.truncated else "terminated"
         if self.is_sampled and self.turns <= MAX_TURNS:
-            messages = tuple(Message(message.role, shortened(message.content)) for message in shown.messages)
+            messages = tuple(Message(message.role, shortened(message.readable)) for message in shown.messages)
             self.kept_turns.append(Turn(messages, shortened(completion.text), reward, invalid))
 
     def episode(self) -> Episode:
@@ -289,6 +295,21 @@ class _Played:
 def episode_seeds(assignment: Assignment, position: int) -> Callable[[int], int]:
     """The sampling seed of each turn of one episode."""
     return lambda turn: episode_seed(assignment.sampling_seed, position, turn)
+
+
+def sent(message: Message) -> dict[str, Any]:
+    """A message as OpenAI's API has it: images are parts of its content, as data: URLs."""
+    if not message.images:
+        return {"role": message.role, "content": message.content}
+    parts: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": f"data:image/{_format(image)};base64,{b64encode(image).decode()}"}}
+        for image in message.images
+    ]
+    return {"role": message.role, "content": [*parts, {"type": "text", "text": message.content}]}
+
+
+def _format(image: bytes) -> str:
+    return "png" if image.startswith(b"\x89PNG") else "jpeg"
 
 
 def room_of(choices: Sequence[str] | None) -> int:
