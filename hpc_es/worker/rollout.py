@@ -185,7 +185,7 @@ class Player:
             raise EnvError(f"task {task} offers choices that are not texts")
         if self.engine.tokenizer is not None and any(m.images for m in observation.messages):
             raise ConfigError(
-                f"task {task} shows an image, and engine.kind={self.config.engine.kind} takes text only: turn images off "
+                f"task {task} shows an image, and engine.kind={self.config.engine.kind} takes text: turn images off "
                 "in task.options, or evaluate a model behind engine.kind=endpoint"
             )
         try:
