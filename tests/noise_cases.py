@@ -1,0 +1,63 @@
+"""Sizes, places, values, members and updates on which every kernel must equal the reference."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from hpc_es.noise import BLOCK
+from hpc_es.noise.reference import Array, Perturbation, Step, Trace, Update
+
+TILE = 128
+"""Blocks per tile of the kernels."""
+SIZES = st.one_of(st.integers(1, 40), st.integers(BLOCK * TILE - 9, BLOCK * TILE + 9), st.sampled_from([3000, 5001]))
+STARTS = st.sampled_from([0, BLOCK, 13 * BLOCK, BLOCK * (2**32 - 3)])
+U64 = st.integers(0, 2**64 - 1)
+DTYPES = st.sampled_from([np.float32, np.float16, np.uint16])
+SPECIAL_BITS = (
+    *(0x80000000, 0, 1, 0x807FFFFF, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFC12345, 0x7F7FFFFF, 0x477FEFFF, 0x477FF000),
+    *(0x38800000, 0x387FFFFF, 0x33000000, 0x33000001, 0x32FFFFFF, 0x33C00000, 0x3F808000, 0x3F818000, 0x38802000),
+)
+SPECIAL = np.array(SPECIAL_BITS, np.uint32).view(np.float32)
+"""Zeros, subnormals, infinities, NaNs, and the places where rounding to half types turns."""
+
+
+def values(size: int, seed: int = 0) -> Array:
+    generator = np.random.default_rng(seed)
+    theta = (generator.standard_normal(size) * 10.0 ** generator.integers(-9, 6, size)).astype(np.float32)
+    theta[: min(size, SPECIAL.size)] = generator.permutation(SPECIAL)[: min(size, SPECIAL.size)]
+    return theta
+
+
+def close(trace: Trace, wanted: Trace) -> bool:
+    """Digests to the bit; sums of squares are added in another order."""
+    return trace.digests == wanted.digests and np.allclose(trace.squares, wanted.squares, rtol=1e-5)
+
+
+@st.composite
+def perturbations(draw: st.DrawFn) -> Perturbation:
+    num_subspaces = draw(st.sampled_from([1, 1, 2, 3, 17, 64]))
+    scale = float(np.float32(draw(st.sampled_from([1e-3, -1e-3, 0.25])) / 4096))
+    return Perturbation(draw(U64), scale, draw(st.integers(0, num_subspaces - 1)), num_subspaces, draw(U64))
+
+
+@st.composite
+def updates(draw: st.DrawFn, num_states: int = 0) -> Update:
+    num_subspaces = draw(st.sampled_from([1, 1, 2, 5, 64]))
+    count = draw(st.integers(0, 4))
+    coefficients = [float(np.float32(draw(st.sampled_from([1e-3, -2e-4, 7e-8, 0.0])))) for _ in range(count)]
+    subspaces = [draw(st.integers(0, num_subspaces - 1)) for _ in range(count)]
+    seeds, partitions = [draw(U64) for _ in range(count)], draw(st.lists(U64, min_size=2, max_size=2))
+    step = draw(steps_of(num_states)) if num_states else None
+    of_partition = [partitions[2 * i // count] for i in range(count)]  # sorted by dispatch version, as in a commit
+    return Update(seeds, coefficients, subspaces, num_subspaces, of_partition, step)
+
+
+def steps_of(num_states: int) -> st.SearchStrategy[Step]:
+    share, rate = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999]), st.sampled_from([5e-4, 0.3])
+    if num_states == 1:
+        return st.builds(lambda r, d: Step(*fp32(r, d, 1 - d)), rate, share)
+    small = st.sampled_from([1e-8, 1e-3])
+    return st.builds(lambda r, d, e, small: Step(*fp32(r, d, 1 - d, e, 1 - e, small)), rate, share, share, small)
+
+
+def fp32(*numbers: float) -> list[float]:
+    return [float(np.float32(number)) for number in numbers]

@@ -1,0 +1,111 @@
+"""The GPU's kernels, where there is no GPU: in Triton's interpreter, and as the machine code that a GPU would run."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+cuda = pytest.importorskip("hpc_es.noise.cuda")
+
+TESTS = Path(__file__).parent
+SIGNATURE = {
+    "theta": "*fp32",
+    "m": "*fp32",
+    "v": "*fp32",
+    "values": "*fp32",
+    "gauss": "*i16",
+    "digests": "*i64",
+    "squares": "*fp64",
+    "bounds": "*i32",
+    "seeds": "*i64",
+    "coefficients": "*fp32",
+    "partition_seeds": "*i64",
+    "steps": "*fp32",
+}
+OUT = {"fp32": "*fp32", "bf16": "*u16", "fp16": "*u16"}
+
+
+@pytest.mark.slow
+def test_the_kernels_equal_the_reference_in_the_interpreter() -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS / "triton_twin.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert re.search(r"^8 passed", done.stdout, re.MULTILINE), done.stdout[-1000:]
+
+
+def compiled(kernel: Any, constants: Mapping[str, Any], arch: int, options: Mapping[str, Any]) -> tuple[str, str]:
+    """PTX and SASS of a kernel as a launch on 16-byte aligned tensors makes it."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    pointers = {**SIGNATURE, "subspaces": "*i32", "out": OUT[constants.get("KIND", "fp32")]}
+    signature, attributes = {}, {}
+    for place, parameter in enumerate(kernel.params):
+        if parameter.name in constants:
+            signature[parameter.name] = "constexpr"
+        elif parameter.name in pointers and not parameter.annotation_type:
+            signature[parameter.name] = pointers[parameter.name]
+            attributes[(place,)] = [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = parameter.annotation_type
+    source = ASTSource(kernel, signature, dict(constants), attributes)
+    asm = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(options)).asm
+    return asm["ptx"], disassembled(asm["cubin"])
+
+
+def disassembled(cubin: bytes) -> str:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    path = Path(os.environ["TRITON_CACHE_DIR"]) / "kernel.cubin"
+    path.write_bytes(cubin)
+    return subprocess.run([tool, "-sass", path], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+PERTURB = [
+    (cuda.perturb_kernel, {"NOISY": noisy, "NUM": num, "KIND": kind})
+    for noisy, num, kind in [(True, 1, "fp32"), (True, 4, "bf16"), (True, 64, "fp16"), (False, 1, "bf16")]
+]
+UPDATE = [(cuda.update_kernel, {"STATES": states, "NUM": num}) for states, num in [(0, 1), (0, 4), (1, 1)]]
+DIGEST = [(cuda.digest_kernel, {})]
+ADAM = (cuda.update_kernel, {"STATES": 2, "NUM": 1})
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize(("kernel", "constants"), PERTURB + UPDATE + DIGEST)
+def test_nothing_is_fused_flushed_or_approximate(kernel: Any, constants: dict[str, Any], arch: int) -> None:
+    ptx, sass = compiled(kernel, {**constants, "ALIGNED": True, "B": cuda.TILE}, arch, cuda.EXACT)
+    assert not re.search(r"\.ftz|\.approx|\bfma\.\w+\.f", ptx)
+    assert not re.search(r"\bFFMA|\.FTZ|\bMUFU", sass)
+    assert "LDG.E" in sass
+    assert ".128" in sass, "memory is read 16 bytes at a time"
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_adam_divides_and_takes_roots_correctly_rounded(arch: int) -> None:
+    """Their own machine code refines an estimate by fused steps, so only the PTX can be held to anything."""
+    ptx, _ = compiled(*with_all(ADAM), arch, cuda.EXACT)
+    assert not re.search(r"\.ftz|\.approx|\bfma\.\w+\.f", ptx)
+    assert {"sqrt.rn.f32", "div.rn.f32"} <= set(re.findall(r"(?:sqrt|div)\.\w+\.f32", ptx))
+
+
+def test_without_the_option_multiply_and_add_are_fused() -> None:
+    """The test above can fail."""
+    _, sass = compiled(*with_all(UPDATE[0]), 80, {**cuda.EXACT, "enable_fp_fusion": True})
+    assert re.search(r"\bFFMA", sass)
+
+
+def with_all(case: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
+    kernel, constants = case
+    return kernel, {**constants, "ALIGNED": True, "B": cuda.TILE}

@@ -1,0 +1,77 @@
+"""The GPU's kernels in Triton's interpreter equal the reference, bit for bit.
+
+Run by test_noise_cuda.py with TRITON_INTERPRET=1, in a process of its own.
+"""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from noise_cases import SIZES, STARTS, TILE, U64, close, perturbations, updates, values
+
+from hpc_es.noise import cuda, reference
+from hpc_es.noise.reference import Array, Perturbation, State, Update
+
+DTYPES = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.float16}
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of what wraps around and of NaNs
+
+
+def test_the_cases_are_for_these_tiles() -> None:
+    assert TILE == cuda.TILE
+
+
+@settings(deadline=None, max_examples=40)
+@given(size=SIZES, start=STARTS, ident=U64, noisy=st.none() | perturbations(), dtype=st.sampled_from(list(DTYPES)))
+def test_perturb(size: int, start: int, ident: int, noisy: Perturbation | None, dtype: torch.dtype) -> None:
+    theta, out, expected = torch.from_numpy(values(size)), torch.empty(size, dtype=dtype), np.empty(size, DTYPES[dtype])
+    before = theta.clone()
+    digest = cuda.perturb(theta, out, ident, noisy, start=start)
+    assert int(digest) % 2**64 == reference.perturb(theta.numpy(), expected, ident, noisy, start=start)
+    assert out.view(torch.uint8).numpy().tobytes() == expected.tobytes()
+    assert theta.view(torch.int32).equal(before.view(torch.int32))
+
+
+@pytest.mark.parametrize("num_states", [0, 1, 2])
+@settings(deadline=None, max_examples=25)
+@given(size=SIZES, start=STARTS, idents=st.tuples(U64, U64, U64), data=st.data())
+def test_update(num_states: int, size: int, start: int, idents: tuple[int, int, int], data: st.DataObject) -> None:
+    steps = data.draw(st.lists(updates(num_states), max_size=3))
+    generator = np.random.default_rng(0)
+    theirs = [generator.standard_normal(size).astype(np.float32) for _ in range(1 + num_states)]
+    if num_states:
+        theirs[-1] **= 2
+    theirs[0][: size // 8] = -0.0
+    mine = [torch.from_numpy(values.copy()) for values in theirs]
+
+    def state(values: list[Array] | list[torch.Tensor]) -> list[State]:
+        return [State(*pair) for pair in zip(values[1:], idents[1:], strict=False)]
+
+    trace = cuda.update(mine[0], idents[0], steps, start=start, state=state(mine))
+    wanted = reference.update(theirs[0], idents[0], steps, start=start, state=state(theirs))
+    assert [values.numpy().tobytes() for values in mine] == [values.tobytes() for values in theirs]
+    assert close(trace, wanted)
+
+
+def test_versions_with_other_numbers_of_subspaces_follow_each_other() -> None:
+    versions = [Update([5], [1e-3]), Update([6, 7], [1e-3, 2e-3], [0, 3], 4, [9, 9]), Update([8], [1e-3])]
+    expected = np.linspace(-1, 1, 5000, dtype=np.float32)
+    theta = torch.from_numpy(expected.copy())
+    assert close(cuda.update(theta, 3, versions), reference.update(expected, 3, versions))
+    assert theta.numpy().tobytes() == expected.tobytes()
+
+
+def test_a_program_goes_through_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "PROGRAMS", 3)
+    expected = np.linspace(-1, 1, 20_001, dtype=np.float32)
+    theta, versions = torch.from_numpy(expected.copy()), [Update([1, 2], [1e-3, 1e-3]), Update([3], [1e-3])]
+    assert close(cuda.update(theta, 3, versions), reference.update(expected, 3, versions))
+    assert cuda.digest(theta, 3) == reference.digest(expected, 3)
+
+
+@settings(deadline=None, max_examples=20)
+@given(size=SIZES, start=STARTS, ident=U64)
+def test_digest(size: int, start: int, ident: int) -> None:
+    theta = values(size)
+    assert cuda.digest(torch.from_numpy(theta), ident, start=start) == reference.digest(theta, ident, start=start)
