@@ -2,24 +2,34 @@
 
 The setting of verl-agent in words of our own: the task, the last few observations and actions, the current observation
 letter by letter as the original shows it, the admissible actions; the answer is thought, then
-`<action>...</action>`.
+`<action>...</action>`. The styles `plain` and `short` are ours, for small models.
 """
 
 import re
 from collections.abc import Sequence
 from typing import Literal
 
-Style = Literal["think", "plain"]
+from hpc_es.envs.webshop.goals import Goal
+
+Style = Literal["think", "plain", "short"]
 MAX_CHARACTERS = 13_000
 """A longer prompt loses its history."""
 _TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
 
+_NO_BRACKETS = str.maketrans("[]", "  ")
+
+_RULES = (
+    "You are shopping in WebShop, an online shop that shows its pages as text. Find a product that meets the task, "
+    "choose the options that it asks for, and buy it."
+)
+_EXAMPLE = " For example: search[red lamp], then click[b000000000], then click[large], then click[buy now]."
 _HOW_TO_ANSWER = {
     "think": (
         "Think step by step about what the page tells you and which action brings you closer to the purchase, inside "
         "<think> </think>. Then give exactly one of the actions above inside <action> </action>."
     ),
     "plain": "Answer with exactly one of the actions above and nothing else.",
+    "short": "Answer with exactly one action.",
 }
 
 
@@ -34,17 +44,15 @@ def write(
 ) -> str:
     """The prompt of one turn.
 
-    history: the last (observation, action) pairs; num_turns: turns that were taken so far.
+    history: the last (observation, action) pairs; num_turns: turns that were taken so far. The style `short` has an
+    example in place of the list of actions.
     """
-    rules = (
-        "You are shopping in WebShop, an online shop that shows its pages as text. Find a product that meets the task, "
-        "choose the options that it asks for, and buy it."
-    )
-    now = (
-        f"Turn {num_turns + 1} of {max_turns}. The page now:\n{observation}",
-        "Actions that you can take:\n" + "\n".join(actions),
-        _HOW_TO_ANSWER[style],
-    )
+    now = [f"Turn {num_turns + 1} of {max_turns}. The page now:\n{observation}", _HOW_TO_ANSWER[style]]
+    if style == "short":
+        rules = _RULES + _EXAMPLE
+    else:
+        rules = _RULES
+        now.insert(1, "Actions that you can take:\n" + "\n".join(actions))
     text = "\n\n".join((rules, f"Task: {task}", *_past(history, num_turns), *now))
     if history and len(text) > MAX_CHARACTERS:
         text = "\n\n".join((rules, f"Task: {task}", *now))
@@ -59,6 +67,19 @@ def _past(history: Sequence[tuple[str, str]], num_turns: int) -> list[str]:
         for turn, (page, action) in enumerate(history, num_turns - len(history) + 1)
     )
     return [f"The last {len(history)} of your {num_turns} turns so far:\n{past}"]
+
+
+def searches(goal: Goal) -> list[str]:
+    """Searches that a ranking model may make: for the whole instruction, without the price, and without the options.
+
+    Brackets would end an action too early, so they are left out.
+    """
+    whole = goal["instruction_text"].lower()
+    priceless = whole.partition(", and price lower than ")[0]
+    first_option = next(iter(goal["goal_options"]), None) if isinstance(goal["goal_options"], dict) else None
+    bare = priceless if first_option is None else priceless.partition(f" with {first_option}: ")[0]
+    queries = (" ".join(query.translate(_NO_BRACKETS).split()) for query in (whole, priceless, bare))
+    return [f"search[{query}]" for query in dict.fromkeys(queries) if query]
 
 
 def read(answer: str) -> str:
