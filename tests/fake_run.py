@@ -7,6 +7,7 @@ from pathlib import Path
 from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Kind, Member, Result, UpdateMember
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import JournalWriter
+from hpc_es.store.later import EvalJournal
 from hpc_es.store.records import (
     SCHEMA_VERSION,
     AnyRecord,
@@ -86,6 +87,15 @@ def later_eval(version: int, reward: float) -> list[AnyRecord]:
     assignment = _assignment(rng, version, -1, "eval", 0)
     result = Result(assignment.eval_id, reward, (_episode(rng, 0, reward),), 5, 0.0, 0.0, 1.0)
     return [started(1, 0), Planned(clock(), version, (assignment,)), Reported(clock(), "local", result, 1.0, 2.0, 1)]
+
+
+def write_later(root: Path, name: str, records: list[AnyRecord]) -> Path:
+    """Records of a later evaluation as RUN/evals/NAME.hpcj."""
+    assert isinstance(records[0], Started)
+    later = EvalJournal.open(RunPaths(root), name, records[0])
+    later.append(*records[1:])
+    later.close()
+    return later.path
 
 
 class _Clock:

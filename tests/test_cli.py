@@ -65,7 +65,7 @@ def test_python_m_hpc_es_is_the_same_command() -> None:
         (["config", "show", "config.yaml", "nonsense"], "must have the form section.key=value"),
         (["status", "nowhere"], "nowhere is no run folder"),
         (["verify", "."], ". is no run folder"),
-        (["eval", "nowhere"], "nowhere is no run folder"),
+        (["eval", "nowhere"], "nowhere is no run folder (with config.yaml), no model folder"),
         (["replay", "nowhere", "--out", "x"], "nowhere is no run folder"),
         (["model", "get", "smollm2-135"], "smollm2-135m"),
     ],

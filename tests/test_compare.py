@@ -1,16 +1,19 @@
 """The paired verdict on two runs: the same tasks or none, and no claim beyond what the tasks show."""
 
+import json
+from dataclasses import replace as replace_field
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_run import started, write_later
 from msgspec.structs import replace
-from staged_run import Staged, stage
+from staged_run import Staged, stage, write_facts
 from typer.testing import CliRunner
 
 from hpc_es.analysis.compare import Policy, compare, outcomes_by_task, parse_side, policy
 from hpc_es.cli import app
+from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError
 from hpc_es.es.records import Assignment, Episode, EvalId, Result
 from hpc_es.store.read import Run, read
@@ -127,19 +130,53 @@ def test_a_version_that_was_not_evaluated_is_named(tmp_path: Path) -> None:
 
 
 def test_a_later_evaluation_counts_where_the_run_made_none_or_a_smaller_one(tmp_path: Path) -> None:
-    make(tmp_path / "a", 30)
+    run = make(tmp_path / "a", 30)
     for version, count in ((5, 12), (8, 12), (4, 60)):
         eval_id, tasks = EvalId(version, -1), tuple(range(count))
         episodes = tuple(Episode(task, 0.125, False, 1, 0, 1, 1, 0.0, 0.0, "terminated") for task in tasks)
         plan = Planned(0.0, version, (Assignment(eval_id, 0, "eval", None, tasks, 1),))
         report = Reported(1.0, "later", Result(eval_id, 0.125, episodes, 5, 0.0, 0.0, 0.0), 0.0, 1.0, 1)
-        first = replace(started(1, 0), base_digest=7)
+        first = replace(started(1, 0), base_digest=7, config_json=json.dumps(run.config))
         write_later(tmp_path / "a", f"later{version}", [first, plan, report])
     run = read(tmp_path / "a")
     assert len(outcomes_by_task(run, 5)) == 12
     assert len(outcomes_by_task(run, 8)) == NUM_TASKS
     assert len(outcomes_by_task(run, 4)) == 60
     assert set(outcomes_by_task(run, 4)["reward"]) == {0.125}
+
+
+def test_an_evaluation_with_other_decoding_does_not_stand_in_for_one_of_the_run(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", 30)
+    eval_id, tasks = EvalId(6, -1), tuple(range(60))
+    episodes = tuple(Episode(task, 0.125, False, 1, 0, 1, 1, 0.0, 0.0, "terminated") for task in tasks)
+    plan = Planned(0.0, 6, (Assignment(eval_id, 0, "eval", None, tasks, 1),))
+    report = Reported(1.0, "later", Result(eval_id, 0.125, episodes, 5, 0.0, 0.0, 0.0), 0.0, 1.0, 1)
+    config = json.dumps({**run.config, "sampling": {"temperature": 0.7}})
+    write_later(tmp_path / "a", "warm", [replace(started(1, 0), base_digest=7, config_json=config), plan, report])
+    with pytest.raises(ConfigError, match="a was not evaluated at version 6, only at 0, 4, 8"):
+        policy(read(tmp_path / "a"), 6)
+
+
+def test_repeats_of_a_task_are_averaged_before_they_are_compared(tmp_path: Path) -> None:
+    """Four repeats that solve 10, 11, 12 and 13 tasks are 40 tasks, not 160."""
+    staged = Staged(composition=lambda update: {0: 4}, success={0: 4, 8: 10}, num_tasks=NUM_TASKS)
+    once, often = (stage(tmp_path / f"{repeats}", replace_field(staged, repeats=repeats)) for repeats in (1, 4))
+    found = compare([policy(often)], [policy(once)]).success
+    assert (found.num_tasks, found.mean_a, found.mean_b) == (NUM_TASKS, 11.5 / 40, 10 / 40)
+    assert found.p_value == 2 / 2**3  # three tasks differ: solved in 3, 2 and 1 of 4 repeats
+    assert set(outcomes_by_task(often, 8)["success"]) == {0, 0.25, 0.5, 0.75, 1}
+
+
+def test_the_ceiling_stands_beside_the_verdict(tmp_path: Path) -> None:
+    (a,), b = sides(tmp_path, 30, 10)
+    assert compare([a], b).ceiling is None
+    write_facts(tmp_path / "a", [TaskFacts(str(task), reachable=task != 3) for task in range(NUM_TASKS)])
+    found = compare([a], b)
+    assert found.ceiling is not None
+    assert found.ceiling.share == 39 / 40
+    assert compare([a], b, num_tasks=3).ceiling is None
+    done = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "success can be 97.5% at most: 39 of 40 held-out tasks can be solved at all" in done.stdout
 
 
 @pytest.mark.parametrize("text", ["", "a,", "a@", "a@x", "@4", "a@-1"])

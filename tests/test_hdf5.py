@@ -15,14 +15,14 @@ from typing import Any
 import h5py
 import pandas as pd
 import pytest
-from fake_run import BASE_DIGEST, NUM_EVAL_TASKS, fake_records, later_eval, started, write_run
+from fake_run import BASE_DIGEST, NUM_EVAL_TASKS, fake_records, later_eval, started, write_later, write_run
 from small_disk import small_disk
 
 import hpc_es.store
 from hpc_es.errors import ConfigError, JournalDamaged, StoreError, Superseded
 from hpc_es.paths import RunPaths
 from hpc_es.store import hdf5, pages
-from hpc_es.store.hdf5 import Hdf5Writer, rebuild, write_eval_journal
+from hpc_es.store.hdf5 import Hdf5Writer, rebuild
 from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.store.projection import Projection
 from hpc_es.store.read import Run
@@ -293,7 +293,7 @@ def test_a_writer_builds_the_file_again_when_somebody_deleted_or_replaced_it(roo
     writer = Hdf5Writer(RunPaths(root))
 
     def replace() -> None:
-        write_eval_journal(RunPaths(root), "later", later_eval(1, 0.5))
+        write_later(root, "later", later_eval(1, 0.5))
         rebuild(root)  # has rows that the writer knows nothing of
 
     def damage() -> None:
@@ -468,7 +468,7 @@ def test_a_disk_that_fills_up_during_a_flush_is_survived(tmp_path: Path) -> None
 
 def test_later_evaluations_are_merged_by_rebuild_and_by_read(root: Path) -> None:
     rebuild(root)
-    path = write_eval_journal(RunPaths(root), "final", later_eval(2, 0.75))
+    path = write_later(root, "final", later_eval(2, 0.75))
     assert path == root / "evals" / "final.hpcj"
     merged = tables(hpc_es.store.read(root))
     assert list(merged["evals"]["source"]) == ["run", "run", "final"]
@@ -478,12 +478,10 @@ def test_later_evaluations_are_merged_by_rebuild_and_by_read(root: Path) -> None
     assert_same(merged, from_journal(root))
     rebuild(root)
     assert_same(merged, tables(hpc_es.store.read(root)))
-    with pytest.raises(StoreError, match="exists already"):
-        write_eval_journal(RunPaths(root), "final", later_eval(2, 0.5))
 
 
 def test_a_damaged_later_evaluation_does_not_hide_the_run(root: Path) -> None:
-    path = write_eval_journal(RunPaths(root), "bad", later_eval(2, 0.75))
+    path = write_later(root, "bad", later_eval(2, 0.75))
     path.write_bytes(b"nonsense")
     with pytest.warns(UserWarning, match=r"bad\.hpcj is left out"):
         rebuild(root)

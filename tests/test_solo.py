@@ -12,7 +12,6 @@ from hpc_es.es.population import eval_sampling_seed
 from hpc_es.es.records import Assignment, EvalId, Result
 from hpc_es.head import planning
 from hpc_es.head.planning import Tasks
-from hpc_es.launch.evaluate import evaluate
 from hpc_es.launch.solo import Recorded, Solo
 from hpc_es.params import Arena, checkpoint
 from hpc_es.params.lab_model import write_lab_model
@@ -130,13 +129,6 @@ def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:
     RunPaths(root).segment(1).unlink()
     with pytest.raises(StoreError, match="it is not the folder of a run that has begun"):
         Recorded.read(root)
-
-
-def test_an_evaluation_afterwards_goes_through_the_same_engine(tmp_path: Path) -> None:
-    root = make_run(tmp_path)
-    done = evaluate(root, version=1, num_tasks=5, say=lambda text: None)
-    assert (done.version, len(done.episodes)) == (1, 5)
-    assert RunPaths(root).later_eval(done.name).is_file()
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

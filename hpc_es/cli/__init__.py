@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from hpc_es import __version__
-from hpc_es.cli import env, episodes, probe, report, retention, simulate, slurm, study
+from hpc_es.cli import env, episodes, evaluate, probe, report, retention, simulate, slurm, study
 from hpc_es.cli.arguments import (
     EXIT_FAILED,
     EXIT_MISTAKE,
@@ -205,33 +205,6 @@ def replay(
     console(stderr=json).print(text, markup=False)
 
 
-@app.command("eval")
-def evaluate(
-    run: RunFolder,
-    version: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
-    num_tasks: Annotated[int | None, typer.Option(min=1, help="Default: eval.num_tasks of the run.")] = None,
-    json: Json = False,
-) -> None:
-    """Score any version on the run's held-out tasks, and record it below RUN/evals."""
-    from hpc_es.cli.output import console, print_json
-    from hpc_es.launch.evaluate import evaluate as evaluate_run
-
-    out = console(stderr=json)
-    done = evaluate_run(
-        run_paths(run).root, version=version, num_tasks=num_tasks, say=lambda text: out.print(text, markup=False)
-    )
-    count = len(done.episodes)
-    fitness = sum(episode.reward for episode in done.episodes) / count
-    success = sum(episode.success for episode in done.episodes) / count
-    if json:
-        shares = {"fitness": fitness, "success": success, "num_tasks": count}
-        print_json({"run": str(run), "version": done.version, "name": done.name, **shares})
-    out.print(
-        f"theta_{done.version}: mean reward {fitness:.4f}, solved {success:.1%} of {plural(count, 'task')}",
-        markup=False,
-    )
-
-
 @model_app.command("get")
 def model_get(
     name: Annotated[str, typer.Argument(help="E.g. smollm2-135m.")],
@@ -256,6 +229,7 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
         typer.echo(f"{text:<{width}}  # {origin}")
 
 
+evaluate.add_commands(app)
 slurm.add_commands(app)
 simulate.add_commands(app)
 probe.add_commands(app)

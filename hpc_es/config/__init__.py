@@ -10,6 +10,7 @@ from hpc_es.config.load import (
     load,
     refuse_another,
     save,
+    settle,
 )
 from hpc_es.config.schema import Config
 
@@ -24,4 +25,5 @@ __all__ = [
     "load",
     "refuse_another",
     "save",
+    "settle",
 ]

@@ -9,7 +9,7 @@ so.
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,12 +56,21 @@ def load(path: Path, overrides: Sequence[str] = (), *, site: Path | None = None)
     for override in overrides:
         is_file = "=" not in override and override.endswith((".yaml", ".yml"))
         tree = _merge(tree, _read(Path(override), ()) if is_file else _override(override))
-    try:
-        config = _validate(yaml12.plain(tree))
-    except ValidationError as error:
-        raise ConfigError(explain(error, dict(yaml12.origins(tree)))) from None
+    config = _checked(tree)
     given = dict(yaml12.origins(tree))
     return Loaded(config, {key: _origin_of(key, given) for key, _ in flatten(config)})
+
+
+def settle(values: Mapping[str, Any], overrides: Sequence[str] = (), *, origin: str) -> Config:
+    """Check plain values (see Config.model_dump) with overrides laid over them; `origin` is where they are from.
+
+    Errors: as `load`.
+    """
+    tree = _relabel(yaml12.parse(yaml12.dump(dict(values)), origin), origin)
+    assert not isinstance(tree, Given), "a mapping is a tree"
+    for override in overrides:
+        tree = _merge(tree, _override(override))
+    return _checked(tree)
 
 
 def save(config: Config, path: Path) -> None:
@@ -110,6 +119,13 @@ def refuse_another(recorded: str, config: Config, path: Path) -> None:
             f"{path} is not what this run began with: {'; '.join(map(str, harmful))}; set it back, or choose another "
             "run.name"
         )
+
+
+def _checked(tree: Tree) -> Config:
+    try:
+        return _validate(yaml12.plain(tree))
+    except ValidationError as error:
+        raise ConfigError(explain(error, dict(yaml12.origins(tree)))) from None
 
 
 def _validate(values: Any) -> Config:

@@ -12,7 +12,7 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 
 from hpc_es.errors import StoreError, Superseded
 from hpc_es.paths import RunPaths
-from hpc_es.store.journal import Warn, journal_end, read_journal, warn_python, write_file
+from hpc_es.store.journal import Warn, journal_end, read_journal, warn_python
 from hpc_es.store.pages import BufferedPages
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.records import AnyRecord, Started
@@ -122,7 +122,7 @@ class Hdf5Writer:
             raise StoreError(
                 f"cannot write {self._paths.hdf5}: no record has been added, and the first must be Started"
             )
-        merged = list(merge_later(projection, self._paths.later_evals(), self._warn))
+        merged = dict(merge_later(projection, self._paths.later_evals(), self._warn))
         try:
             self._spill(projection)
             with self._open(self._temporary) as (file, commit):
@@ -226,19 +226,6 @@ def rebuild(root: Path, *, locking: bool = False, warn: Warn = warn_python) -> P
     return paths.hdf5
 
 
-def write_eval_journal(paths: RunPaths, name: str, records: Iterable[AnyRecord]) -> Path:
-    """Record an evaluation made after the run as evals/NAME.hpcj: Started, then Planned and Reported records.
-
-    Errors: StoreError when the name is taken or the file cannot be written.
-    """
-    path = paths.later_eval(name)
-    if path.exists():
-        raise StoreError(f"{path} exists already; choose another name")
-    paths.evals.mkdir(exist_ok=True)
-    write_file(path, records)
-    return path
-
-
 # --- HDF5 -------------------------------------------------------------------------------------------------------
 
 
@@ -261,7 +248,7 @@ def _create_tables(file: h5py.File) -> None:
                 dataset.attrs["null"] = _STORED[column.dtype].type(column.null)
 
 
-def _describe(file: h5py.File, started: Started, token: str, merged: list[str]) -> None:
+def _describe(file: h5py.File, started: Started, token: str, merged: dict[str, int]) -> None:
     file.attrs["schema_version"] = SCHEMA_VERSION
     file.attrs["run_id"] = started.run_id
     file.attrs["config"] = started.config_json

@@ -17,7 +17,7 @@ import os
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,12 +97,12 @@ class JournalWriter:
         records, self._pending = self._pending, []
         if not records:
             return
-        self._write(_frame(records))
+        self._write(frame(records))
         try:
             os.fdatasync(self._file)
             self.size = os.fstat(self._file).st_size
         except OSError as error:
-            raise self._refuse(_os_error("sync", self.path, error)) from error
+            raise self._refuse(os_error("sync", self.path, error)) from error
         self._refuse_when_superseded()
 
     def superseded(self) -> bool:
@@ -127,7 +127,7 @@ class JournalWriter:
             while view:  # a disk that fills up first writes less than asked, then fails
                 view = view[os.write(self._file, view) :]
         except OSError as error:
-            raise self._refuse(_os_error("write", self.path, error)) from error
+            raise self._refuse(os_error("write", self.path, error)) from error
 
     def _refuse_when_superseded(self) -> None:
         if self.superseded():
@@ -170,6 +170,14 @@ def read_file(path: Path, *, warn: Warn = warn_python) -> Iterator[AnyRecord]:
     yield from segment.records(warn)
 
 
+def valid_bytes(path: Path) -> int:
+    """How many bytes of a journal that stands alone are valid: all but a torn tail. Errors: as `read_file`."""
+    segment = _Segment.open(path)
+    if segment is None:
+        raise StoreError(f"{path} is not a journal: it has no valid first record")
+    return segment.valid_bytes()
+
+
 def write_file(path: Path, records: Iterable[AnyRecord]) -> None:
     """A journal that stands alone, complete or absent. The first record must be Started. Errors: StoreError."""
     frames = list(records)
@@ -178,7 +186,7 @@ def write_file(path: Path, records: Iterable[AnyRecord]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("xb") as file:
-            file.write(_FILE.pack(_MAGIC, FORMAT_VERSION) + _frame(frames[:1]) + _frame(frames[1:]))
+            file.write(_FILE.pack(_MAGIC, FORMAT_VERSION) + frame(frames[:1]) + frame(frames[1:]))
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
@@ -186,7 +194,7 @@ def write_file(path: Path, records: Iterable[AnyRecord]) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):  # what refused the writing may refuse this too
             temporary.unlink(missing_ok=True)
-        raise _os_error("write", path, error) from error
+        raise os_error("write", path, error) from error
 
 
 # --- reading one segment ----------------------------------------------------------------------------------------
@@ -333,7 +341,7 @@ def _take_generation(paths: RunPaths) -> tuple[int, int]:
         except FileExistsError:
             continue  # another head was faster; it will find that this one is newer
         except OSError as error:
-            raise _os_error("create", path, error) from error
+            raise os_error("create", path, error) from error
 
 
 def _seal(paths: RunPaths, generation: int) -> tuple[int, int]:
@@ -349,7 +357,8 @@ def _seal(paths: RunPaths, generation: int) -> tuple[int, int]:
 # --- files ------------------------------------------------------------------------------------------------------
 
 
-def _frame(records: list[AnyRecord]) -> bytes:
+def frame(records: Sequence[AnyRecord]) -> bytes:
+    """What one `sync` writes."""
     payload = _encoder.encode(records)
     return _FRAME.pack(_MARKER, len(payload), zlib.crc32(payload)) + payload
 
@@ -358,7 +367,7 @@ def _read(path: Path, sealed: int | None = None) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise _os_error("read", path, error) from error
+        raise os_error("read", path, error) from error
     if sealed is None:
         return data
     if len(data) < sealed:
@@ -375,10 +384,10 @@ def _sync_path(path: Path) -> None:
         finally:
             os.close(file)
     except OSError as error:
-        raise _os_error("sync", path, error) from error
+        raise os_error("sync", path, error) from error
 
 
-def _os_error(action: str, path: Path, error: OSError) -> StoreError:
+def os_error(action: str, path: Path, error: OSError) -> StoreError:
     return StoreError(f"cannot {action} {path}: {error.strerror or error}")
 
 

@@ -18,6 +18,7 @@ from hpc_es.es.records import Assignment, Commit, EvalId, Result
 from hpc_es.es.staleness import lag
 from hpc_es.store import records as journal
 from hpc_es.store.journal import Warn, read_file
+from hpc_es.store.protocol import EvalProtocol, protocol_of
 from hpc_es.store.rows import Changes, Row, Rows
 from hpc_es.store.worker_rows import WorkerRows
 
@@ -46,12 +47,18 @@ class _Eval:
 
 
 class Projection:
-    """`add` the records of a run in order, then `add_later` those of later evaluations; `take` what changed."""
+    """`add` the records of a run in order, then `add_later` those of later evaluations; `take` what changed.
 
-    def __init__(self) -> None:
+    `own`: by what the run itself is evaluated, where no record of the run will say so.
+    """
+
+    def __init__(self, own: EvalProtocol | None = None) -> None:
         self.started: journal.Started | None = None
         """First record of the newest segment."""
         self.finished = False
+        self._own = own
+        self._protocols: dict[str, EvalProtocol | None] = {RUN: own}
+        """By source."""
         self._rows = Rows()
         self._workers = WorkerRows(self._rows)
         self._evaluations: dict[tuple[str, EvalId], _Evaluation] = {}
@@ -114,6 +121,8 @@ class Projection:
         """Evaluations made after the run; `name` is their `source`."""
         for record in records:
             match record:
+                case journal.Started(config_json=config_json):
+                    self._protocols[name] = protocol_of(config_json)
                 case journal.Planned(assignments=assignments):
                     self._plan(name, record.time, assignments)
                 case journal.Reported():
@@ -125,6 +134,7 @@ class Projection:
         self._leased.clear()
         self._workers.leave_all(self._time, "its head ended")
         self.started, self.finished = record, False
+        self._own = self._protocols[RUN] = protocol_of(record.config_json)
         self._rows.event(record.time, "info", "head started", f"generation {record.generation} on {record.host}")
 
     # --- evaluations -----------------------------------------------------------------------------------------
@@ -212,8 +222,10 @@ class Projection:
             if not complete:
                 return
             evaluated.row = self._rows.new("evals")
-        rewards, successes = _by_task(episode for batch in batches for episode in batch) if complete else ([], [])
+        played = [episode for batch in batches for episode in batch] if complete else []
+        rewards, successes = _by_task(played)
         num_tasks = len(rewards)
+        protocol = self._protocols[source]
         self._rows.set(
             evaluated.row,
             source=source,
@@ -223,6 +235,8 @@ class Projection:
             standard_error=_std(rewards, ddof=1) / math.sqrt(num_tasks) if num_tasks else math.nan,
             success_rate=_mean(successes),
             time=time,
+            num_repeats=len(played) // num_tasks if num_tasks else 0,
+            **_measured_by(protocol, other=protocol != self._own),
         )
 
     # --- updates ---------------------------------------------------------------------------------------------
@@ -294,15 +308,22 @@ class Projection:
             self._rows.set(evaluation.row, worker=name, **self._workers.place(name))
 
 
-def merge_later(projection: Projection, files: Iterable[Path], warn: Warn) -> Iterator[str]:
-    """Fold in journals of evaluations made after the run; yields the names of those that could be read."""
+def merge_later(projection: Projection, files: Iterable[Path], warn: Warn) -> Iterator[tuple[str, int]]:
+    """Fold in journals of evaluations made after the run; yields name and size of those that could be read."""
     for path in files:
         try:
+            size = path.stat().st_size  # one that grows meanwhile is read again the next time
             projection.add_later(path.stem, list(read_file(path, warn=warn)))
-        except StoreError as error:  # one bad file must not hide the run
+        except (StoreError, OSError) as error:  # one bad file must not hide the run
             warn(f"{path.name} is left out: {error}")
         else:
-            yield path.stem
+            yield path.stem, size
+
+
+def _measured_by(protocol: EvalProtocol | None, *, other: bool) -> dict[str, Any]:
+    if protocol is None:
+        return {}
+    return {"protocol": protocol.label, "protocol_digest": protocol.digest, "other_protocol": other}
 
 
 def _planned(assignment: Assignment) -> dict[str, Any]:

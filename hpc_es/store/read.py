@@ -15,6 +15,7 @@ from hpc_es.errors import ConfigError, JournalDamaged, StoreError
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import journal_end, read_journal, warn_python
 from hpc_es.store.projection import Projection, merge_later
+from hpc_es.store.protocol import protocol_of
 from hpc_es.store.rows import Changes, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
@@ -147,21 +148,28 @@ class Run:
         return _frame(table, self._from_journal[table])
 
     def _with_later_evals(self, table: str, frame: "pd.DataFrame") -> "pd.DataFrame":
-        """Append evaluations that were made after run.h5 was written."""
+        """With evaluations that were made, or went on, after run.h5 was written."""
         import pandas as pd
 
         if table not in _TABLES_OF_LATER_EVALS or not self._later_evals:
             return frame
-        return pd.concat([frame, _frame(table, self._later_evals[table])], ignore_index=True)
+        older = frame[~frame["source"].isin(list(self._newer))]
+        return pd.concat([older, _frame(table, self._later_evals[table])], ignore_index=True)
 
     @cached_property
-    def _later_evals(self) -> dict[str, Columns]:
+    def _newer(self) -> dict[str, Path]:
+        """Name -> journal of the later evaluations that run.h5 does not have, or not as they are now."""
         if self._paths is None:
             return {}
         merged = json.loads(self.attrs["later_evals"])
-        new = [path for path in self._paths.later_evals() if path.stem not in merged]
-        projection = Projection()
-        if not list(merge_later(projection, new, warn_python)):
+        if isinstance(merged, list):  # by an hpc_es that wrote such journals whole
+            return {path.stem: path for path in self._paths.later_evals() if path.stem not in merged}
+        return {path.stem: path for path in self._paths.later_evals() if merged.get(path.stem) != path.stat().st_size}
+
+    @cached_property
+    def _later_evals(self) -> dict[str, Columns]:
+        projection = Projection(protocol_of(self.attrs["config"]))
+        if not list(merge_later(projection, self._newer.values(), warn_python)):
             return {}
         tables = _empty_tables()
         _apply(tables, projection.take())
@@ -232,6 +240,8 @@ def _read_table(path: Path, table: str) -> Columns:
 def _read_column(group: Any, column: Column) -> "np.ndarray[Any, Any]":
     import numpy as np
 
+    if column.is_new and column.name not in group:
+        return np.full(len(group["source"]), column.fill, _memory_dtype(column))
     dataset = group[column.name]
     if column.dtype == "str":
         return np.asarray(dataset.asstr()[:], dtype=object)
@@ -252,7 +262,7 @@ def _fold_journal(paths: RunPaths) -> tuple[dict[str, Columns], dict[str, Any]]:
     started, end = projection.started, journal_end(paths.root)
     if started is None or end is None:
         raise StoreError(f"{paths.root} has a journal without any record: the run has not begun")
-    merged = list(merge_later(projection, paths.later_evals(), warn_python))
+    merged = dict(merge_later(projection, paths.later_evals(), warn_python))
     _apply(tables, projection.take())
     attrs = {
         "schema_version": SCHEMA_VERSION,

@@ -27,6 +27,8 @@ class Column:
     """Stored where an integer is unknown; None: it is always known."""
     choices: tuple[str, ...] = ()
     """The words of a "choice", stored as an HDF5 enumeration."""
+    is_new: bool = False
+    """Files of an older hpc_es lack it, and read as its fill."""
 
     @property
     def fill(self) -> float | str:
@@ -158,6 +160,23 @@ EVALS = (
     Column("standard_error", "float64", "reward", "of reward_mean: sample standard deviation / sqrt(num_tasks)"),
     Column("success_rate", "float64", "share", "successful tasks / num_tasks; with repeats the mean share per task"),
     Column("time", "float64", EPOCH, "when the last batch came in"),
+    Column("num_repeats", "int32", "", "how often each task was played; null: not known", NULL, is_new=True),
+    Column("protocol", "str", "", "by what it was measured: environment, options and decoding", is_new=True),
+    Column(
+        "protocol_digest",
+        "uint64",
+        "",
+        "of all that an episode may see of configuration and tasks; null: not known",
+        NULL_64,
+        is_new=True,
+    ),
+    Column(
+        "other_protocol",
+        "bool",
+        "",
+        "other tasks or decoding than the run's own: does not compare with what the run measured",
+        is_new=True,
+    ),
 )
 
 WORKERS = (

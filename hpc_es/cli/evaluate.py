@@ -1,0 +1,278 @@
+"""`hpc-es eval` plays held-out tasks with any version of a run, a model or an endpoint; `hpc-es evals` lists results.
+
+Invariant: what is printed comes from what was recorded, so that both commands say the same of the same evaluation.
+"""
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpc_es.cli.arguments import Json, Overrides, run_paths
+from hpc_es.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hpc_es.analysis.evaluations import Difference, Evaluated
+    from hpc_es.launch.eval_config import Asked
+    from hpc_es.launch.evaluate import Evaluation
+
+    Pair = tuple[Evaluated, Difference | None]
+    Cell = Callable[[Evaluated, Difference | None], str]
+    Columns = list[tuple[str, Cell]]
+
+RUN = "run"
+"""The source of what a run itself measured."""
+
+Target = Annotated[
+    str, typer.Argument(metavar="TARGET", help="A run folder, a model folder, or the URL of an endpoint.")
+]
+Versions = Annotated[
+    str | None, typer.Option(help="all, last, or e.g. 0,10,20 or 0:100:10 (from 0 to 100). Default: last.")
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command("eval")(evaluate)
+    app.command()(evals)
+
+
+def evaluate(
+    target: Target,
+    overrides: Overrides = None,
+    task: Annotated[
+        Path | None, typer.Option(help="A config file: play its tasks, with its sampling. Default: the run's own.")
+    ] = None,
+    versions: Versions = None,
+    version: Annotated[int | None, typer.Option(min=0, help="The same as --versions with one number.")] = None,
+    repeats: Annotated[int | None, typer.Option(min=1, help="Play every task so often. Default: eval.repeats.")] = None,
+    num_tasks: Annotated[int | None, typer.Option(min=1, help="The first so many. Default: eval.num_tasks.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the evaluation; the same name again goes on with it.")] = None,
+    model: Annotated[str | None, typer.Option(help="Of an endpoint: the model's name there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="For a model or endpoint: the folder to write. Default: evals/NAME.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Score any version on held-out tasks: the run's own, or others; recorded below RUN/evals."""
+    from hpc_es.analysis.evaluations import difference, evaluations
+    from hpc_es.cli.output import console, print_json
+    from hpc_es.launch.eval_config import Asked
+    from hpc_es.store import read
+
+    console_out = console(stderr=json)
+    asked = Asked(task, tuple(overrides or ()), num_tasks, repeats)
+    wanted = _versions(versions, version)
+    done = _evaluate(target, asked, wanted, name, model, out, lambda text: console_out.print(text, markup=False))
+    found = evaluations(read(done.root), done.source, done.versions)
+    pairs = [(each, None if each is found[0] else difference(each, found[0])) for each in found]
+    if json:
+        print_json({"target": target, **_described(done, pairs)})
+    _print_evaluation(console_out, pairs)
+
+
+def evals(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or what `hpc-es eval` wrote.")],
+    against: Annotated[
+        str | None, typer.Option(help="RUN or RUN@VERSION: differences from it, where it played the same tasks.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List all recorded evaluations of runs and models, with intervals and paired differences."""
+    from hpc_es.analysis.evaluations import evaluations, incomplete
+    from hpc_es.cli.output import console, print_json
+    from hpc_es.store import read
+
+    out, described, compared_with = console(stderr=json), list[dict[str, Any]](), _baseline(against)
+    for path in runs:
+        run = read(path)
+        for source, of_source in itertools.groupby(evaluations(run), key=lambda each: each.source):
+            found = list(of_source)
+            pairs = [(each, compared_with(each, found[0])) for each in found]
+            described += [{"run": str(path), **_facts(*pair)} for pair in pairs]
+            out.print(f"{path}, {'its own evaluations' if source == RUN else source}", markup=False, style="bold")
+            _print_evaluation(out, pairs, against)
+            out.print()
+        for (source, version), (played, planned) in incomplete(run).items():
+            out.print(f"{path}, {source}: {played} of {planned} batches of theta_{version} so far", markup=False)
+    if json:
+        print_json({"against": against, "evaluated": described})
+
+
+# --- who is evaluated ---------------------------------------------------------------------------------------------
+
+
+def _versions(versions: str | None, version: int | None) -> str:
+    if version is None:
+        return versions or "last"
+    if versions is not None:
+        raise ConfigError(f"--versions {versions} and --version {version} say it twice; give one of them")
+    return str(version)
+
+
+def _evaluate(
+    target: str,
+    asked: "Asked",
+    versions: str,
+    name: str | None,
+    model: str | None,
+    out: Path | None,
+    say: Callable[[str], None],
+) -> "Evaluation":
+    from hpc_es.launch.eval_config import Frozen
+    from hpc_es.launch.evaluate import evaluate as evaluate_run
+    from hpc_es.launch.evaluate_model import evaluate_model
+
+    is_url = "://" in target
+    if is_url != (model is not None):
+        raise ConfigError(
+            f"{target} is an endpoint: --model NAME says which of its models to ask"
+            if is_url
+            else f"--model {model} is for endpoints; {target} is a folder"
+        )
+    if not is_url and _holds(target, "config.yaml"):
+        if out is not None:
+            raise ConfigError(f"--out {out} is for models and endpoints; what is played with a run is kept in {target}")
+        return evaluate_run(run_paths(Path(target)).root, versions, asked, name=name, say=say)
+    if not is_url and not _holds(target, "config.json"):
+        raise ConfigError(
+            f"{target} is no run folder (with config.yaml), no model folder (with config.json), and no URL of an "
+            "endpoint (http://...)"
+        )
+    if versions not in ("last", "all", "0"):
+        raise ConfigError(f"--versions {versions}: {target} is no run, so that it has version 0 only")
+    frozen = Frozen(model, target) if model is not None else Frozen(target)
+    return evaluate_model(frozen, out or Path("evals", name or _name(frozen.model, asked)), asked, say=say)
+
+
+def _holds(folder: str, file: str) -> bool:
+    return (Path(folder) / file).is_file()
+
+
+def _name(model: str, asked: "Asked") -> str:
+    """Of the folder of a model's evaluation: the model and the tasks."""
+    words = [Path(model).resolve().name if Path(model).is_dir() else model, asked.task.stem if asked.task else ""]
+    return re.sub("[^A-Za-z0-9._-]+", "-", "-".join(words)).strip("-._")
+
+
+# --- what came of it ----------------------------------------------------------------------------------------------
+
+
+def _baseline(against: str | None) -> "Callable[[Evaluated, Evaluated], Difference | None]":
+    """What is compared with what, of a row and the first one of its evaluation: these two, or row and `against`."""
+    from hpc_es.analysis.compare import parse_side
+    from hpc_es.analysis.evaluations import counterpart, difference, evaluations
+    from hpc_es.store import read
+
+    if against is None:
+        return lambda each, first: None if each is first else difference(each, first)
+    ((path, version), *more) = parse_side(against)
+    if more:
+        raise ConfigError(f"--against {against} must be one run, or RUN@VERSION")
+    others = evaluations(read(path))
+    if not any(version in (None, each.version) for each in others):
+        known = sorted({each.version for each in others})
+        raise ConfigError(f"--against {against}: no evaluation of that version is recorded, only of {known}")
+
+    def from_another(each: "Evaluated", _: "Evaluated") -> "Difference | None":
+        other = counterpart(each, others, version)
+        return None if other is None else difference(each, other)
+
+    return from_another
+
+
+def _described(done: "Evaluation", pairs: "Sequence[Pair]") -> dict[str, Any]:
+    """For JSON. The numbers of a single version stand at the top, too."""
+    first, _ = pairs[0]
+    single = {"version": first.version, "fitness": first.reward, "success": first.success}
+    return {
+        "run": str(done.root),
+        "name": done.source,
+        "num_tasks": first.num_tasks,
+        "num_repeats": first.num_repeats,
+        **(single if len(pairs) == 1 else {}),
+        "evaluated": [_facts(*pair) for pair in pairs],
+    }
+
+
+def _facts(each: "Evaluated", difference: "Difference | None") -> dict[str, Any]:
+    from dataclasses import asdict, replace
+
+    import pandas as pd
+
+    facts = asdict(replace(each, outcomes=pd.DataFrame()))
+    del facts["outcomes"]
+    digest = each.protocol_digest
+    return {
+        **facts,
+        "protocol_digest": None if digest is None else f"{digest:016x}",
+        "difference": asdict(difference) if difference else None,
+    }
+
+
+def _print_evaluation(out: "Console", pairs: "Sequence[Pair]", baseline: str | None = None) -> None:
+    """One table: a row for each version, and the difference of each from `baseline`, or from the first of them."""
+    first, _ = pairs[0]
+    columns: Columns = [("version", lambda each, _: str(each.version)), *_measures([each for each, _ in pairs])]
+    if baseline or len(pairs) > 1:
+        columns += _differences(baseline or f"theta_{first.version}")
+    out.print(f"{first.protocol}: {_counts(first)}", markup=False)
+    out.print(_table(columns, pairs))
+    for ceiling in dict.fromkeys(str(each.ceiling) for each, _ in pairs if each.ceiling):
+        out.print(f"ceiling: {ceiling}", markup=False)
+    if first.other_protocol:
+        out.print("other tasks or decoding than the run's own: not in its learning curves", markup=False)
+
+
+def _measures(found: "Sequence[Evaluated]") -> "Columns":
+    ks = sorted({at.k for each in found for at in each.pass_at if at.k > 1})
+
+    def at_k(k: int) -> "Cell":
+        return lambda each, _: next((f"{at.mean:.1%}" for at in each.pass_at if at.k == k), "-")
+
+    return [
+        ("mean reward (95 %)", lambda each, _: f"{each.reward:.4f} ({_span(each.reward_interval, '.4f')})"),
+        (
+            "solved (95 %)" if not ks else "solved, mean@k (95 %)",
+            lambda each, _: f"{each.success:.1%} ({_span(each.success_interval, '.1%')})",
+        ),
+        *((f"pass@{k}", at_k(k)) for k in ks),
+    ]
+
+
+def _differences(baseline: str) -> "Columns":
+    def shown(measure: str, form: str) -> "Cell":
+        def cell(_: "Evaluated", difference: "Difference | None") -> str:
+            if difference is None:
+                return "-"
+            pair = getattr(difference, measure)
+            return f"{pair.difference:{form}} ({pair.low:{form}} to {pair.high:{form}}), p {pair.p_value:.3f}"
+
+        return cell
+
+    return [(f"reward - {baseline}", shown("reward", "+.4f")), (f"solved - {baseline}", shown("success", "+.1%"))]
+
+
+def _counts(each: "Evaluated") -> str:
+    times = f" x {each.num_repeats}" if each.num_repeats > 1 else ""
+    return f"{each.num_tasks}{times} task{'' if each.num_tasks == 1 else 's'}"
+
+
+def _span(interval: Any, form: str) -> str:
+    return f"{interval.low:{form}} to {interval.high:{form}}"
+
+
+def _table(columns: "Columns", pairs: "Sequence[Pair]") -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for title, _ in columns:
+        table.add_column(title, no_wrap=True)
+    for each, difference in pairs:
+        table.add_row(*(cell(each, difference) for _, cell in columns))
+    return table
