@@ -130,7 +130,7 @@ class _Jvm:
         self._last_sharing: Game | None = None
 
     def _connect(self, java: str) -> Any:
-        from py4j.java_gateway import GatewayParameters, JavaGateway
+        from py4j.java_gateway import GatewayParameters, JavaGateway  # type: ignore[import-untyped]
 
         assert self.process.stdout is not None
         said = []
@@ -166,27 +166,31 @@ class _Jvm:
             yield was_disturbed
 
     def call(self, method: Callable[..., Any], *args: Any) -> Any:
-        from py4j.protocol import Py4JError
+        from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
 
         try:
             return method(*args)
+        except Py4JJavaError as error:
+            raise EnvError(f"TextWorldExpress: {' '.join(str(error).splitlines()[:2])}") from error
         except (Py4JError, OSError) as error:
-            if self.is_running:
-                raise EnvError(f"TextWorldExpress: {' '.join(str(error).splitlines()[:2])}") from error
+            said = str(error).splitlines()[0]
             raise EnvError(
-                f"the Java of TextWorldExpress ended with status {self.process.returncode}; the next episode starts it "
-                "again"
+                f"the Java of TextWorldExpress ended with status {self._end()} ({said}); the next episode starts it again"
             ) from error
 
     def forget(self, reference: Any) -> None:
-        """Java frees an object; where it is gone it has freed everything."""
+        """Java frees an object. One that does not answer has freed everything: what is over is not undone by that."""
         from py4j.protocol import Py4JError
 
         try:
             self.gateway.detach(reference)
         except (Py4JError, OSError):
-            if self.is_running:
-                raise
+            self._end()
+
+    def _end(self) -> int:
+        """Its exit status; one that lost a connection and still runs is of no use."""
+        self.process.kill()
+        return self.process.wait()
 
     def stop(self) -> None:
         assert self.process.stdin is not None
@@ -247,7 +251,7 @@ def _package() -> tuple[str, Path]:
     """(classpath, folder of the games' data)."""
     try:
         from py4j.java_gateway import find_jar_path
-        from textworld_express.constants import BASEPATH, JAR_PATH
+        from textworld_express.constants import BASEPATH, JAR_PATH  # type: ignore[import-untyped]
     except ImportError as error:
         raise ConfigError(f"TextWorldExpress is not installed ({error}): pip install 'hpc_es[twx]'") from error
     return os.pathsep.join((find_jar_path(), JAR_PATH)), Path(BASEPATH)
