@@ -43,6 +43,19 @@ class Chat:
 
 
 @dataclass(frozen=True)
+class Illustrated:
+    """A prompt of token ids with a place for each image."""
+
+    tokens: list[int]
+    images: tuple[bytes, ...]
+    """PNG or JPEG files."""
+
+    def __len__(self) -> int:
+        """Without what the images add, which the engine alone knows."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
 class Completion:
     text: str
     tokens_in: int
@@ -68,6 +81,11 @@ class Engine(ABC):
 
         Errors: ModelError for a checkpoint that cannot be used, EngineError when the probe fails.
         """
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether prompts may carry images, as far as is known here: engines that take chats pass them on."""
+        return self.tokenizer is None
 
     @property
     @abstractmethod
@@ -124,6 +142,14 @@ class Engine(ABC):
         answer; ConfigError when the engine cannot choose among given answers; EnvError as in `generate`.
         """
         raise EngineError(f"{type(self).__name__} continues token ids; call generate")
+
+    async def look(self, prompt: Illustrated, sampling: SamplingConfig, *, seed: int) -> Completion:
+        """As `generate`, about images; tokens in are counted with those that the images come to.
+
+        Errors: ContextFull when that is too long for the model; EnvError for what is no image; EngineError when the
+        engine takes none.
+        """
+        raise EngineError(f"{type(self).__name__} takes no images")
 
     @abstractmethod
     async def logits(self, prompt: Sequence[int]) -> list[float]:

@@ -8,6 +8,7 @@ process of it outlives the front.
 import asyncio
 import dataclasses
 import difflib
+import io
 import os
 import shutil
 import signal
@@ -24,6 +25,7 @@ import msgspec
 import torch
 import transformers
 import vllm
+from PIL import Image
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
@@ -31,12 +33,12 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine.base import Completion, Engine, EngineInfo
+from hpc_es.engine.base import Completion, Engine, EngineInfo, Illustrated
 from hpc_es.engine.gate import Gate, to_the_end
 from hpc_es.engine.lifetime import Tie, is_running, process_start
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, chosen, single_tokens
-from hpc_es.errors import ConfigError, EngineError
+from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
 from hpc_es.params.arena import Arena
@@ -213,21 +215,55 @@ class VllmEngine(Engine):
         by_token = output.outputs[0].logprobs[0]
         return [by_token[token].logprob for token in sorted(by_token)]
 
-    async def _request(self, prompt: Sequence[int], params: SamplingParams) -> Any:
-        """One request through vLLM; returns its final RequestOutput."""
+    @property
+    def takes_images(self) -> bool:
+        if not self._llm.model_config.is_multimodal_model:
+            return False
+        return bool(self._llm.renderer.get_mm_processor().info.allowed_mm_limits.get("image"))
+
+    async def look(self, prompt: Illustrated, sampling: SamplingConfig, *, seed: int) -> Completion:
+        expanded = await self._expanded(prompt)
+        num_prompt, limit = len(expanded["prompt_token_ids"]), self._engine.max_model_len
+        if num_prompt >= limit:
+            raise ContextFull(f"a prompt of {num_prompt} tokens, with its images, does not fit into {limit}")
+        params = _sampling_params(sampling, seed, min(sampling.max_tokens, limit - num_prompt), None)
+        answer = (await self._request(expanded, params)).outputs[0]
+        return Completion(answer.text, num_prompt, len(answer.token_ids), truncated=answer.finish_reason == "length")
+
+    async def _expanded(self, prompt: Illustrated) -> dict[str, Any]:
+        """A prompt for `_request`, with as many tokens in the place of each image as the model makes of it."""
+        try:
+            opened = [Image.open(io.BytesIO(image)).convert("RGB") for image in prompt.images]
+        except OSError as error:
+            raise EnvError(f"an image cannot be read: {error}; it must be a PNG or JPEG file") from error
+        raw = {"prompt_token_ids": list(prompt.tokens), "multi_modal_data": {"image": opened}}
+        try:
+            (expanded,) = await self._llm.renderer.render_cmpl_async([raw])
+        except Exception as error:  # vLLM's own, or what the model's processor raises
+            raise EngineError(
+                f"vLLM cannot put {len(opened)} image{'' if len(opened) == 1 else 's'} into the prompt: "
+                f"{type(error).__name__}: {error}. Does the chat template of the model make a place for each?"
+            ) from error
+        return dict(expanded)
+
+    async def _request(self, prompt: Sequence[int] | dict[str, Any], params: SamplingParams) -> Any:
+        """One request through vLLM, of token ids or of what its renderer made; returns its final RequestOutput."""
+        given = prompt if isinstance(prompt, dict) else {"prompt_token_ids": list(prompt)}
         with self._gate.request():
             async with self._slots:
                 try:
-                    async for output in self._llm.generate({"prompt_token_ids": list(prompt)}, params, uuid4().hex):
+                    async for output in self._llm.generate(given, params, uuid4().hex):
                         last = output
                 except Exception as error:  # vLLM raises a dozen kinds; a dead engine is one of them
                     raise EngineError(f"vLLM failed a request: {type(error).__name__}: {error}") from error
         return last
 
     async def _forget_prefixes(self) -> None:
-        """Drop cached prefixes, which hold activations of the weights before."""
+        """Drop cached prefixes and images, which hold activations of the weights before."""
         if not await self._llm.reset_prefix_cache():
             raise EngineError("vLLM refused to reset its prefix cache; a request must still hold blocks of it")
+        if self.takes_images:
+            await self._llm.reset_encoder_cache()
 
     async def _rpc(self, method: str, *args: Any) -> list[Any]:
         """Call a method of the extension on every rank; one answer per rank."""

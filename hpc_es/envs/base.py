@@ -81,6 +81,8 @@ class Env(ABC):
     first observation opens with always stay in front. What is too long loses whole turns, the oldest first."""
     max_prompt_tokens: int | None = None
     """With a history: the length that makes it lose turns; by default, what leaves room for a whole answer."""
+    shows_images: bool = False
+    """Messages carry images, which engine and model must be able to take."""
     strip_thinking: bool = False
     """`<think>...</think>` is taken out of answers, before `step` and before they become history."""
 

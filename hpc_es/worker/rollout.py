@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from hpc_es.config.schema import Config
-from hpc_es.engine.base import Chat, Completion, Engine
+from hpc_es.engine.base import Chat, Completion, Engine, Illustrated
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.es.population import episode_seed
@@ -24,7 +24,7 @@ from hpc_es.worker.history import History, without_thoughts
 from hpc_es.worker.trajectories import MAX_TURNS, Trajectory, Turn, is_sampled, shortened
 
 Value = TypeVar("Value")
-Prompt = list[int] | Chat
+Prompt = list[int] | Illustrated | Chat
 
 MAX_STUCK_CALLS = 16
 """Environment calls that never returned before the worker gives up: each holds a thread for good."""
@@ -163,6 +163,8 @@ class Player:
         """Errors: as the engine has them; EngineError also when a chat was not answered within task.episode_timeout,
         however often it was tried."""
         sampling, limit = self.config.sampling, self.config.task.episode_timeout
+        if isinstance(prompt, Illustrated):
+            return await self.engine.look(prompt, sampling, seed=seed)
         if not isinstance(prompt, Chat):
             return await self.engine.generate(prompt, sampling, seed=seed, choices=choices)
         try:
@@ -183,11 +185,8 @@ class Player:
             raise EnvError(f"task {task} shows messages that are no Message with text")
         if not all(isinstance(choice, str) for choice in observation.choices or ()):
             raise EnvError(f"task {task} offers choices that are not texts")
-        if self.engine.tokenizer is not None and any(m.images for m in observation.messages):
-            raise ConfigError(
-                f"task {task} shows an image, and engine.kind={self.config.engine.kind} takes text: turn images off "
-                "in task.options, or evaluate a model behind engine.kind=endpoint"
-            )
+        if any(message.images for message in observation.messages):
+            self._check_images(task, observation.choices)
         try:
             prompt = history.prompt(observation)
         except Exception as error:  # a chat template raises whatever it likes
@@ -196,17 +195,36 @@ class Player:
             raise EnvError(f"task {task} shows nothing: its prompt has no tokens")
         return prompt
 
+    def _check_images(self, task: int, choices: Sequence[str] | None) -> None:
+        """Errors: ConfigError when this engine or model cannot be shown any; EnvError for choices about them."""
+        if not self.engine.takes_images:
+            raise ConfigError(
+                f"task {task} shows an image, and engine.kind={self.config.engine.kind} with {self.config.model.path} "
+                "takes text alone: turn images off in task.options, or take a vision-language model with "
+                "engine.kind=vllm, or one behind engine.kind=endpoint"
+            )
+        if not self.config.task.chat:
+            raise ConfigError(
+                f"task {task} shows an image, for which the chat template makes the place: task.chat=true"
+            )
+        if choices is not None and self.engine.tokenizer is not None:
+            raise EnvError(f"task {task} offers choices about an image; they are ranked for text alone")
+
     def encode(self, messages: Sequence[Message]) -> Prompt:
-        """A prompt as the engine takes it: token ids, or the messages."""
+        """A prompt as the engine takes it: token ids, with images where there are any, or the messages."""
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             return Chat(tuple(map(sent, messages)), self.config.task.chat_options)
         if self.config.task.chat:
-            chat = [{"role": message.role, "content": message.content} for message in messages]
             encoded: Any = tokenizer.apply_chat_template(
-                chat, add_generation_prompt=True, return_dict=True, **self.config.task.chat_options
+                list(map(placed, messages)),
+                add_generation_prompt=True,
+                return_dict=True,
+                **self.config.task.chat_options,
             )
-            return list(encoded["input_ids"])
+            images = tuple(image for message in messages for image in message.images)
+            tokens = list(encoded["input_ids"])
+            return Illustrated(tokens, images) if images else tokens
         return list(tokenizer.encode("\n".join(message.content for message in messages)))
 
     async def _in_env(self, call: Callable[..., Value], *args: Any, what: str, instant: bool) -> Value:
@@ -295,6 +313,14 @@ class _Played:
 def episode_seeds(assignment: Assignment, position: int) -> Callable[[int], int]:
     """The sampling seed of each turn of one episode."""
     return lambda turn: episode_seed(assignment.sampling_seed, position, turn)
+
+
+def placed(message: Message) -> dict[str, Any]:
+    """A message as chat templates have it: an image is a part of its content, for which they make a place."""
+    if not message.images:
+        return {"role": message.role, "content": message.content}
+    parts = [{"type": "image"}] * len(message.images)
+    return {"role": message.role, "content": [*parts, {"type": "text", "text": message.content}]}
 
 
 def sent(message: Message) -> dict[str, Any]:

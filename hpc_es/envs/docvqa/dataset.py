@@ -27,7 +27,6 @@ _SUFFIXES = (".png", ".jpg", ".jpeg")
 
 @dataclass(frozen=True)
 class Question:
-    id: str
     text: str
     accepted: tuple[str, ...]
     """Any of these is right."""
@@ -40,6 +39,10 @@ class Questions(ABC):
 
     @abstractmethod
     def __len__(self) -> int: ...
+
+    @abstractmethod
+    def id(self, task: int) -> str:
+        """The question's own name."""
 
     @abstractmethod
     def question(self, task: int) -> Question: ...
@@ -58,9 +61,12 @@ class Drawn(Questions):
     def __len__(self) -> int:
         return self._num_tasks
 
+    def id(self, task: int) -> str:
+        return f"{self._split} {self._seed} {task}"
+
     def question(self, task: int) -> Question:
         drawn = self._drawn(task)
-        return Question(f"{self._split} {self._seed} {task}", drawn.question, drawn.accepted)
+        return Question(drawn.question, drawn.accepted)
 
     def page(self, task: int) -> bytes:
         return self._drawn(task).image
@@ -73,23 +79,33 @@ _draw = lru_cache(maxsize=64)(pages.draw)
 """All members of a version are asked about the same pages."""
 
 
+@dataclass(frozen=True)
+class _Entry:
+    id: str
+    question: Question
+    page: Path
+
+
 class Official(Questions):
     """DocVQA's annotation file and pages, in an order that spreads the first tasks over all documents."""
 
     def __init__(self, annotations: Path) -> None:
         """Errors: ConfigError for a file that is damaged or has no answers, and when a page is missing."""
         find = _PageFinder(annotations.parent)
-        read = [_question(entry, number, annotations, find) for number, entry in enumerate(_entries(annotations))]
-        self._questions = sorted(read, key=lambda each: derive(0, "docvqa", each[0].id))
+        read = [_entry(entry, number, annotations, find) for number, entry in enumerate(_entries(annotations))]
+        self._entries = sorted(read, key=lambda entry: derive(0, "docvqa", entry.id))
 
     def __len__(self) -> int:
-        return len(self._questions)
+        return len(self._entries)
+
+    def id(self, task: int) -> str:
+        return self._entries[task].id
 
     def question(self, task: int) -> Question:
-        return self._questions[task][0]
+        return self._entries[task].question
 
     def page(self, task: int) -> bytes:
-        path = self._questions[task][1]
+        path = self._entries[task].page
         try:
             return path.read_bytes()
         except OSError as error:
@@ -123,8 +139,8 @@ def _entries(path: Path) -> list[Any]:
     return entries
 
 
-def _question(entry: Any, number: int, path: Path, find: "_PageFinder") -> tuple[Question, Path]:
-    """With its page. Errors: ConfigError naming the entry and what it lacks."""
+def _entry(entry: Any, number: int, path: Path, find: "_PageFinder") -> _Entry:
+    """Errors: ConfigError naming the entry and what it lacks."""
     where = f"{path}, data[{number}]"
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} is {type(entry).__name__}; each question is an object")
@@ -143,7 +159,8 @@ def _question(entry: Any, number: int, path: Path, find: "_PageFinder") -> tuple
             f"{where} is about the page {entry['image']}, which is not below {path.parent}, nor in "
             f"{' or '.join(_PAGE_FOLDERS)} there or one folder above: unpack the pages there"
         )
-    return Question(str(entry["questionId"]), entry["question"], tuple(accepted), page.suffix.lower()), page
+    question = Question(entry["question"], tuple(accepted), page.suffix.lower())
+    return _Entry(str(entry["questionId"]), question, page)
 
 
 class _PageFinder:

@@ -49,13 +49,14 @@ class DocVqa(Env):
         )
         self.num_tasks = len(self._questions)
         self.history = None if page == "tool" else 0  # an image is shown with every turn
-        self._shows_image, self._max_turns, self._limits = page == "image", max_turns, limits
+        self.shows_images = page == "image"
+        self._max_turns, self._limits = max_turns, limits
         self._sandbox: Sandbox | None = None
         self._running = False
 
     def facts(self, task: int) -> TaskFacts:
         super().facts(task)
-        return TaskFacts(f"question {self._questions.question(task).id}")
+        return TaskFacts(f"question {self._questions.id(task)}")
 
     def reset(self, task: int) -> Observation:
         super().facts(task)
@@ -63,7 +64,7 @@ class DocVqa(Env):
         self._task, self._question = task, self._questions.question(task)
         self._num_turns = self._num_commands = 0
         self._running = True
-        if self._shows_image:
+        if self.shows_images:
             return self._show_page()
         self._name = f"page{self._question.suffix}"
         return Observation(
@@ -80,9 +81,9 @@ class DocVqa(Env):
         action = prompt.read(text)
         if action is not None and action.kind == "answer":
             return self._finish(action.text)
-        if action is not None and not self._shows_image:
+        if action is not None and not self.shows_images:
             return self._go_on(self._run(action.text))
-        return self._go_on(prompt.NO_ANSWER if self._shows_image else prompt.NO_ACTION, invalid=True)
+        return self._go_on(prompt.NO_ANSWER if self.shows_images else prompt.NO_ACTION, invalid=True)
 
     def close(self) -> None:
         self._running = False
@@ -101,11 +102,11 @@ class DocVqa(Env):
         if self._num_turns == self._max_turns:
             self.close()
             return StepResult(None, 0.0, terminated=False, truncated=True, invalid=invalid)
-        observation = self._show_page(text) if self._shows_image else Observation((Message("user", text),))
+        observation = self._show_page(text) if self.shows_images else Observation((Message("user", text),))
         return StepResult(observation, 0.0, terminated=False, truncated=False, invalid=invalid)
 
     def _finish(self, answer: str) -> StepResult:
-        counts = self._shows_image or self._num_commands > 0
+        counts = self.shows_images or self._num_commands > 0
         accepted = self._question.accepted
         self.close()
         return StepResult(
