@@ -7,13 +7,17 @@ come out; `natural` commits whatever arrives. Long evaluations make more turns a
 import heapq
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from hpc_es.envs.base import TaskFacts
 from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
 from hpc_es.es.shaping import coefficients, utilities
+from hpc_es.launch.manifest import Manifest
 from hpc_es.paths import RunPaths
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter
@@ -51,6 +55,8 @@ class Staged:
     seed: int = 0
     success: Mapping[int, int] = field(default_factory=lambda: {0: 1, 4: 3, 8: 3})
     num_tasks: int = 8
+    repeats: int = 1
+    """Each solves one task more than the one before."""
     es: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     fitness: Callable[[int, float], float] = lambda version, noise: 0.1 * version + 0.05 * noise
@@ -84,6 +90,11 @@ def stage(root: Path, staged: Staged) -> Run:
         writer.append(record)
     writer.close()
     return read(rebuild(root))
+
+
+def write_facts(root: Path, facts: Sequence[TaskFacts]) -> None:
+    """The manifest of its evaluation tasks."""
+    RunPaths(root).tasks.write_bytes(msgspec.json.encode(Manifest("sudoku", {}, list(facts))))
 
 
 class _Play:
@@ -184,13 +195,19 @@ class _Play:
         if self.version not in self.staged.success:
             return
         solved, tasks = self.staged.success[self.version], range(self.staged.num_tasks)
-        assignment = Assignment(EvalId(self.version, -1), 0, "eval", None, tuple(tasks), 3)
-        yield Planned(self.now, self.version, (assignment,))
-        yield Leased(self.now, assignment.eval_id, "w0", 1)
-        episodes = tuple(Episode(t, float(t < solved), t < solved, 3, 0, 60, 15, 0.2, 0.1, "terminated") for t in tasks)
-        result = Result(assignment.eval_id, solved / len(tasks), episodes, 5, 0.0, 0.0, 0.5)
-        self.now += 0.5
-        yield Reported(self.now, "w0", result, self.now - 0.5, self.now, 1)
+        slots = range(-1, -1 - self.staged.repeats, -1)
+        plan = [Assignment(EvalId(self.version, slot), 0, "eval", None, tuple(tasks), 3) for slot in slots]
+        yield Planned(self.now, self.version, tuple(plan))
+        for more, assignment in enumerate(plan):
+            yield Leased(self.now, assignment.eval_id, "w0", 1)
+            successes = [task < solved + more for task in tasks]
+            episodes = tuple(
+                Episode(task, float(won), won, 3, 0, 60, 15, 0.2, 0.1, "terminated")
+                for task, won in zip(tasks, successes, strict=True)
+            )
+            result = Result(assignment.eval_id, sum(successes) / len(tasks), episodes, 5, 0.0, 0.0, 0.5)
+            self.now += 0.5
+            yield Reported(self.now, "w0", result, self.now - 0.5, self.now, 1)
 
 
 def sync(population: int) -> Composition:

@@ -2,15 +2,18 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from staged_run import Staged, stage, sync
 
-from hpc_es.analysis.at_k import curve, max_at_k, mean_at_k, pass_at_k
+from hpc_es.analysis.at_k import at_k, curve, max_at_k, mean_at_k, pass_at_k, plot_at_k
 from hpc_es.analysis.intervals import bootstrap_mean
-from hpc_es.errors import ConfigError
+from hpc_es.errors import ConfigError, NothingToShow
+from hpc_es.store import Run
 
 REWARDS = st.tuples(st.integers(1, 4), st.integers(1, 7)).flatmap(
     lambda shape: st.lists(
@@ -81,3 +84,41 @@ def test_too_few_repeats_are_named_with_how_many_are_needed() -> None:
             estimator(np.ones((3, 4)), 0)
         with pytest.raises(ConfigError, match=r"must be \[tasks, repeats\]"):
             estimator(np.ones(3), 1)
+
+
+# --- of runs -----------------------------------------------------------------------------------------------------
+
+
+def staged(root: Path, repeats: int) -> Run:
+    """Version 0 solves 2 of 12 tasks in its first repeat, version 4 solves 4; every repeat one more."""
+    success = {0: 2, 2: 3, 4: 4}
+    return stage(root, Staged(composition=sync(4), num_updates=4, success=success, num_tasks=12, repeats=repeats))
+
+
+def test_of_a_run_the_first_and_the_last_version_are_estimated(tmp_path: Path) -> None:
+    run = staged(tmp_path, repeats=4)
+    table = at_k(run)
+    assert table["version"].unique().tolist() == [0, 4]
+    assert set(table["num_tasks"]) == {12}
+    assert set(table["num_repeats"]) == {4}
+    last = table[(table["version"] == 4) & (table["of"] == "success")]
+    solved = np.array([[task < 4 + repeat for repeat in range(4)] for task in range(12)])
+    assert last[last["name"] == "pass@k"]["mean"].tolist() == pytest.approx(
+        [pass_at_k(solved, k).mean for k in (1, 2, 4)]
+    )
+    assert last[last["name"] == "pass@k"]["mean"].iloc[-1] == pytest.approx(7 / 12)
+    assert set(last[last["name"] == "mean@k"]["mean"]) == {solved.mean()}
+    assert at_k(run, 2)["version"].unique().tolist() == [2]
+    success, reward = plot_at_k(run).axes
+    styles = [(line.get_linestyle(), float(line.get_ydata()[-1])) for line in success.lines]
+    expected = [("--", 5 / 12), (":", 3.5 / 12), ("-", 7 / 12), (":", 5.5 / 12)]
+    assert styles == [(style, pytest.approx(height)) for style, height in expected]
+    assert len(reward.lines) == 4
+    assert len(plot_at_k(run, version=2).axes[0].lines) == 2
+
+
+def test_without_repeats_the_figure_says_so(tmp_path: Path) -> None:
+    with pytest.raises(NothingToShow, match="has played its held-out tasks more than once"):
+        plot_at_k(staged(tmp_path / "once", repeats=1))
+    with pytest.raises(NothingToShow, match="version 3 has not played its held-out tasks more than once, only 0, 2, 4"):
+        at_k(staged(tmp_path / "often", repeats=2), 3)

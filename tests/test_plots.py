@@ -62,6 +62,7 @@ EVERYWHERE: list[Callable[[Any], Any]] = [
     plots.plot_waiting,
     plots.plot_update_norms,
     plots.plot_episodes,
+    plots.plot_lengths,
 ]
 
 
@@ -76,7 +77,15 @@ def test_every_mode_has_its_figure_alone_and_beside_the_others(
 
 @pytest.mark.parametrize(
     "plot",
-    [*EVERYWHERE, plots.plot_discards, plots.plot_brackets, plots.plot_drift, plots.plot_magnitudes],
+    [
+        *EVERYWHERE,
+        plots.plot_discards,
+        plots.plot_brackets,
+        plots.plot_drift,
+        plots.plot_magnitudes,
+        plots.plot_at_k,
+        plots.plot_horizon,
+    ],
     ids=lambda plot: str(plot.__name__),
 )
 def test_a_run_that_has_just_begun_has_no_figures_and_it_says_why(plot: Callable[[Any], Any], empty: Run) -> None:

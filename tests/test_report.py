@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import small_checkpoint
-from staged_run import Staged, stage, staircase, sync, tail
+from staged_run import Staged, stage, staircase, sync, tail, write_facts
 from typer.testing import CliRunner, Result
 
 from hpc_es.analysis.report import Written, write_report
 from hpc_es.analysis.report_figures import MAX_PANELS, SECTIONS
 from hpc_es.analysis.text_table import TextTable, mean_and_sd
 from hpc_es.cli import app
+from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError, StoreError
 from hpc_es.params import Arena
 from hpc_es.store import Run
@@ -39,9 +40,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             seed=seed,
             model=str(model),
             success={0: 1, 8: 3 + seed},
+            repeats=2,
             finish=lambda commit, arena=arena: (commit, arena.apply([commit]).update_norm),  # type: ignore[misc]
         )
         stage(root / f"sync{seed}", staged)
+        write_facts(root / f"sync{seed}", [TaskFacts(str(task), 5 + task, task < 7) for task in range(8)])
     stage(root / "natural", NATURAL)
     counts = {0: 2, 1: 1, 2: 1}
     staleness = {"mode": "tail", "counts": {str(lag): count for lag, count in counts.items()}}
@@ -101,7 +104,8 @@ def test_all_modes_side_by_side(side_by_side: Written) -> None:
     for link in re.findall(r'href="#([^"]*)"', page):
         assert f'id="{link}"' in page
     outcomes = (folder / "tables" / "outcomes.md").read_text()
-    assert "| Sync | 2 | 12.50 ± 0.00 | 43.75 ± 8.84 | 8 ± 0 | 43.75 ± 8.84 |" in outcomes
+    assert "| Sync | 2 | 18.75 ± 0.00 | 50.00 ± 8.84 | 8 ± 0 | 50.00 ± 8.84 |" in outcomes
+    assert "87.5 % can be solved at all" in outcomes
     assert "<td>Sync</td>" in page
     with (folder / "tables" / "paired.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -117,9 +121,11 @@ def test_the_same_runs_give_the_same_bytes(root: Path, of_the_tail: Written, tmp
 
 
 def test_what_is_absent_is_named_with_its_reason(of_the_tail: Written) -> None:
-    assert set(of_the_tail.absent) == {"brackets", "discards", "drift", "magnitudes"}
+    assert set(of_the_tail.absent) == {"at_k", "brackets", "discards", "drift", "horizon", "magnitudes"}
     page, folder = of_the_tail.page.read_text(), of_the_tail.page.parent
-    assert page.count("Not shown:") == 4
+    assert page.count("Not shown:") == 6
+    assert "no version has played its held-out tasks more than once" in page
+    assert "there is no tasks.json beside this run" in page
     assert "no good result was discarded for its lag" in page
     assert "the base model is not at hand" in page
     assert not (folder / "figures" / "drift.png").exists()

@@ -2,6 +2,8 @@
 
 Invariant: every estimate is the exact mean over all ways to choose k of a task's n repeats, so that it does not depend
 on their order; the task is the unit of the interval. Values are arrays [tasks, repeats].
+
+mean@k of success is pass@1, whatever k is.
 """
 
 import math
@@ -9,11 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from hpc_es.analysis.canvas import colour, legend_below, panels, percent, title
+from hpc_es.analysis.held_out import by_repeat, episodes
 from hpc_es.analysis.intervals import Interval, bootstrap_mean
-from hpc_es.errors import ConfigError
+from hpc_es.analysis.runs import Runs, labelled
+from hpc_es.errors import ConfigError, NothingToShow
+from hpc_es.store import Run
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from numpy.typing import ArrayLike
 
     Array = np.ndarray[Any, np.dtype[Any]]
@@ -63,14 +72,96 @@ def max_at_k(rewards: "ArrayLike", k: int) -> AtK:
     return AtK(k, float(means.mean()), bootstrap_mean(means))
 
 
-ESTIMATORS: dict[str, Estimator] = {"pass@k": pass_at_k, "mean@k": mean_at_k, "max@k": max_at_k}
-"""pass@k and mean@k of success, max@k of reward."""
-
-
 def curve(estimator: Estimator, values: "ArrayLike") -> tuple[AtK, ...]:
     """The estimate at each k of KS that there are repeats for."""
     num_repeats = _repeats(values, 1).shape[1]
     return tuple(estimator(values, k) for k in KS if k <= num_repeats)
+
+
+# --- of runs -----------------------------------------------------------------------------------------------------
+
+_CURVES: tuple[tuple[str, str, Estimator], ...] = (
+    ("pass@k", "success", pass_at_k),
+    ("mean@k", "success", mean_at_k),
+    ("max@k", "reward", max_at_k),
+    ("mean@k", "reward", mean_at_k),
+)
+"""Name, of what, and how."""
+
+
+def at_k(run: Run, version: int | None = None) -> "pd.DataFrame":
+    """pass@k and mean@k of success, max@k and mean@k of reward, of a version whose tasks were played repeatedly.
+
+    version None: of the first and the last such version; what was played by another protocol (tasks, decoding) than the
+    last is left out. Columns: version, protocol, num_tasks, num_repeats, name, of, k, mean, low, high.
+    Errors: NothingToShow, with which versions there are.
+    """
+    import pandas as pd
+
+    frames = []
+    for row in _repeated(run, version).itertuples():
+        played = episodes(run, int(str(row.version)), str(row.source))
+        facts: dict[str, Any] = {"version": row.version, "protocol": row.protocol}
+        for name, of, estimator in _CURVES:
+            values = by_repeat(played, of)
+            facts |= {"num_tasks": values.shape[0], "num_repeats": values.shape[1], "name": name, "of": of}
+            points = [(point.k, point.mean, *point.interval) for point in curve(estimator, values)]
+            table = pd.DataFrame(points, columns=["k", "mean", "low", "high"])
+            frames.append(table.assign(**facts)[[*facts, *table.columns]])
+    return pd.concat(frames, ignore_index=True)
+
+
+def plot_at_k(runs: Runs, version: int | None = None) -> "Figure":
+    """Success (left) and reward (right) of the best of k attempts, and dotted of one; the last version solid, the first
+    dashed, with 95 % intervals over tasks; or one version. Errors: NothingToShow where tasks were played once."""
+    shown, reasons = [], []
+    for label, run in labelled(runs):
+        try:
+            shown.append((label, at_k(run, version)))
+        except NothingToShow as reason:
+            reasons.append(str(reason))
+    if not shown:
+        raise NothingToShow(reasons[0] if reasons else "there is no run")
+    figure, (row,) = panels(1, 2, width=10.5, height=3.6)
+    protocols = {text for _, table in shown for text in table["protocol"]}
+    for axes, (name, of) in zip(row, (("pass@k", "success"), ("max@k", "reward")), strict=True):
+        for number, (label, table) in enumerate(shown):
+            suffix = f" ({table['protocol'].iloc[0]})" if len(protocols) > 1 else ""
+            _draw(axes, table[table["of"] == of], name, label + suffix, colour(number))
+        title(axes, f"{name} of {of}, dotted mean@k" + (f": {min(protocols)}" if len(protocols) == 1 else ""))
+        axes.set_xlabel("k (attempts at a task)")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(KS, [str(k) for k in KS])
+        axes.set_xlim(0.9, 1.1 * max(table["k"].max() for _, table in shown))
+    percent(row[0])
+    legend_below(figure, row[0], 3)
+    return figure
+
+
+def _draw(axes: "Axes", table: "pd.DataFrame", name: str, label: str, tint: str) -> None:
+    last = table["version"].max()
+    for version, rows in table.groupby("version"):
+        best, mean = (rows[rows["name"] == what] for what in (name, "mean@k"))
+        style = "-" if version == last else "--"
+        text = f"{label}, version {version}, {rows['num_repeats'].iloc[0]} repeats"
+        axes.plot(best["k"], best["mean"], f"o{style}", color=tint, markersize=4, label=text)
+        axes.fill_between(best["k"], best["low"], best["high"], color=tint, alpha=0.15 if version == last else 0.07)
+        axes.plot(mean["k"], mean["mean"], ":", color=tint, linewidth=0.9)
+
+
+def _repeated(run: Run, version: int | None) -> "pd.DataFrame":
+    """Rows of `run.evals` with repeats, one for each version: that with most of them. Errors: NothingToShow."""
+    evals = run.evals[(run.evals["num_tasks"] > 0) & (run.evals["num_repeats"] > 1).fillna(False)]
+    evals = evals.sort_values(["version", "num_repeats", "num_tasks", "time"]).drop_duplicates("version", keep="last")
+    if evals.empty:
+        raise NothingToShow("no version has played its held-out tasks more than once (eval.repeats)")
+    if version is None:
+        same = evals[evals["protocol"] == evals["protocol"].iloc[-1]]
+        return same.iloc[[0, -1]].drop_duplicates("version")
+    if version not in set(evals["version"]):
+        known = ", ".join(str(known) for known in evals["version"])
+        raise NothingToShow(f"version {version} has not played its held-out tasks more than once, only {known}")
+    return evals[evals["version"] == version]
 
 
 def _repeats(values: "ArrayLike", k: int) -> "Array":

@@ -99,7 +99,7 @@ def compare(a: Sequence[Policy], b: Sequence[Policy], *, num_tasks: int | None =
 def policy(run: Run, version: int | None = None) -> Policy:
     """A version of a run (default: the newest that was evaluated). Errors: ConfigError when it was not evaluated."""
     name = run.attrs["run_id"]
-    known = sorted(int(v) for v in _evals(run)["version"].unique())
+    known = sorted(int(v) for v in held_out.comparable(run)["version"].unique())
     if not known:
         raise ConfigError(f"{name} has no evaluation on held-out tasks: `hpc-es eval {name}` makes one")
     version = known[-1] if version is None else version
@@ -114,17 +114,9 @@ def policy(run: Run, version: int | None = None) -> Policy:
 def outcomes_by_task(run: Run, version: int) -> "pd.DataFrame":
     """Reward and success of each held-out task under the unperturbed theta_version; accepted evaluations only.
 
-    From the run's own evaluation or a later one (`hpc-es eval`), whichever has most tasks; of equals, the run's.
+    From the run's own evaluation or a later one with the same decoding (`hpc-es eval`), as `held_out.best_source` says.
     """
-    evals = _evals(run)
-    evals = evals[evals["version"] == version]
-    source = max(evals.itertuples(), key=lambda row: (row.num_tasks, row.source == "run", row.time)).source
-    return held_out.by_task(held_out.episodes(run, version, str(source)))
-
-
-def _evals(run: Run) -> "pd.DataFrame":
-    """Complete evaluations on the run's own tasks."""
-    return run.evals[(run.evals["num_tasks"] > 0) & run.evals["source"].isin(held_out.sources_of(run))]
+    return held_out.by_task(held_out.episodes(run, version, held_out.best_source(run, version)))
 
 
 def parse_side(text: str) -> list[tuple[Path, int | None]]:

@@ -68,7 +68,8 @@ def outcomes(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
 
 def table(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
     """The table of the asynchronous-ES paper, one row per condition: start, peak, peak_update and final, each with
-    `_mean` and `_sd` over its runs; `num_runs`, `num_tasks`, `standard_error` of one run's final over its tasks, and `ceiling` as in `outcomes`."""
+    `_mean` and `_sd` over its runs; `num_runs`, `num_tasks`, `standard_error` of one run's final over its tasks, and
+    `ceiling` as in `outcomes`."""
     per_run = outcomes(runs, measure)
     result = _over_runs(per_run, OUTCOMES)
     groups = per_run.groupby("condition", sort=False)

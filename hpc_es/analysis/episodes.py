@@ -1,4 +1,4 @@
-"""What episodes were like over a run: tokens and turns, and the brackets of a staircase.
+"""What episodes were like over a run: tokens and turns, with and without success, and the brackets of a staircase.
 
 Invariant: means are per episode of the members that an update consumed, so that a cohort is described by what moved
 theta; the unperturbed policy is shown beside it.
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_LENGTHS = {"turns": "turns", "tokens_out": "generated tokens", "tokens_in": "prompt tokens"}
+"""Column of `episodes`, and what to call it."""
+LOW, HIGH = 0.1, 0.9
+
+
 def per_update(run: Run) -> "pd.DataFrame":
     """Index update; mean turns, tokens_in and tokens_out per episode of its cohort."""
     rows = run.evaluations
@@ -30,6 +35,23 @@ def per_version(run: Run) -> "pd.DataFrame":
     rows = run.evaluations
     rows = rows[(rows["kind"] == "eval") & (rows["status"] == "accepted") & (rows["source"] == "run")]
     return _per_episode(rows, rows["dispatch_version"].astype(int)).rename_axis("version")
+
+
+def lengths(run: Run) -> "pd.DataFrame":
+    """Of the episodes of each cohort, those that succeeded apart from those that did not: columns update, success,
+    num_episodes, and of turns, tokens_out and tokens_in the `_mean`, and `_low`, `_median`, `_high`: quantiles
+    LOW, 0.5 and HIGH."""
+    key = ["source", "dispatch_version", "slot", "replacement"]
+    consumed = run.evaluations[(run.evaluations["kind"] == "train") & (run.evaluations["status"] == "accepted")]
+    members = run.episodes[run.episodes["kind"] == "train"].merge(consumed[[*key, "consumed_version"]], on=key)
+    members["update"] = members["consumed_version"].astype(int) + 1
+    groups = members.groupby(["update", "success"])
+    found = groups.size().rename("num_episodes").to_frame()
+    for what in _LENGTHS:
+        found[f"{what}_mean"] = groups[what].mean()
+        for name, share in (("low", LOW), ("median", 0.5), ("high", HIGH)):
+            found[f"{what}_{name}"] = groups[what].quantile(share)
+    return found.reset_index()
 
 
 def brackets(run: Run) -> "pd.DataFrame":
@@ -57,9 +79,7 @@ def plot_episodes(runs: Runs) -> "Figure":
     if not any(len(run.updates) for condition in conditions for run in condition.runs):
         raise NothingToShow("no update has been committed yet")
     figure, (row,) = panels(1, 3, width=10.5, height=3.1)
-    texts = {"turns": "turns per episode", "tokens_out": "generated tokens per episode"}
-    texts |= {"tokens_in": "prompt tokens per episode"}
-    for axes, (what, text) in zip(row, texts.items(), strict=True):
+    for axes, (what, text) in zip(row, _LENGTHS.items(), strict=True):
         for number, condition in enumerate(conditions):
             cohorts = _mean_over([per_update(run)[what] for run in condition.runs])
             trailing = cohorts.rolling(TRAILING_UPDATES, min_periods=1).mean()
@@ -67,11 +87,35 @@ def plot_episodes(runs: Runs) -> "Figure":
             axes.plot(cohorts.index, trailing, color=colour(number), linewidth=1.8, label=condition.label)
             policy = _mean_over([per_version(run)[what] for run in condition.runs])
             axes.plot(policy.index, policy, "o", color=colour(number), markersize=4, markeredgecolor="white")
-        title(axes, text)
+        title(axes, f"{text} per episode")
         axes.set_xlabel("updates")
         from_zero(axes)
         whole_numbers(axes)
     legend_below(figure, row[0], 4)
+    return figure
+
+
+def plot_lengths(runs: Runs) -> "Figure":
+    """Per run: turns, generated and prompt tokens of the episodes of each cohort, those that succeeded apart from those
+    that did not; lines are means, bands go from the quantile of 10 % to that of 90 %. Errors: NothingToShow."""
+    shown = [(label, lengths(run)) for label, run in labelled(runs) if len(run.updates)]
+    if not shown:
+        raise NothingToShow("no update has been committed yet")
+    figure, rows = panels(len(shown), 3, width=10.5, height=2.6)
+    for row, (label, table) in zip(rows, shown, strict=True):
+        for axes, (what, text) in zip(row, _LENGTHS.items(), strict=True):
+            for success, tint in ((True, colour(2)), (False, colour(1))):
+                mine = table[table["success"] == success]
+                axes.fill_between(mine["update"], mine[f"{what}_low"], mine[f"{what}_high"], color=tint, alpha=0.15)
+                name = "succeeded" if success else "did not succeed"
+                axes.plot(mine["update"], mine[f"{what}_mean"], ".-", color=tint, markersize=3, label=name)
+            axes.set_ylabel(text)
+            from_zero(axes)
+            whole_numbers(axes)
+        title(row[0], label)
+    for axes in rows[-1]:
+        axes.set_xlabel("updates")
+    legend_below(figure, rows[0][0], 2)
     return figure
 
 

@@ -1,7 +1,7 @@
 """What the unperturbed policy did on held-out tasks, episode by episode, and what is known of these tasks.
 
 Invariants: only accepted evaluations count; several episodes of one version and task are repeats of it, never further
-tasks; what was played on other tasks than the run's own is not mixed with these.
+tasks; what was measured on other tasks, or with other decoding, is not mixed with what the run itself measures.
 """
 
 from collections.abc import Iterable
@@ -37,29 +37,38 @@ class Ceiling:
         return f"{self.reachable} of {self.num_tasks} held-out tasks can be solved at all"
 
 
-def episodes(run: Run, version: int | None = None, source: str | None = "run") -> "pd.DataFrame":
-    """Of the run's own evaluations, or of a later one by its name; None: of both, on the run's own tasks.
+def episodes(run: Run, version: int | None = None, source: str = "run") -> "pd.DataFrame":
+    """Of the run's own evaluations, or of a later one by its name; all versions, or one.
 
-    The columns of `run.episodes`, with `version` for dispatch_version and `repeat`: from 0, the how manieth episode of
-    its source, version and task. In the order in which they were planned.
+    The columns of `run.episodes`, with `version` for dispatch_version, and `repeat`: from 0, which episode of its
+    version and task it is. In the order in which they were planned.
     """
     evaluations, played = run.evaluations, run.episodes
     counted = evaluations[(evaluations["kind"] == "eval") & (evaluations["status"] == "accepted")]
-    played = played[played["kind"] == "eval"]
+    played = played[(played["kind"] == "eval") & (played["source"] == source)]
     if version is not None:
         played = played[played["dispatch_version"] == version]
-    sources = sources_of(run) if source is None else [source]
-    found = played[played["source"].isin(sources)].merge(counted[_EVALUATION], on=_EVALUATION)
-    found = found.sort_values(["source", "dispatch_version", "slot", "position"], ascending=[True, True, False, True])
-    found = found.rename(columns={"dispatch_version": "version"}).reset_index(drop=True)
-    found["repeat"] = found.groupby(["source", "version", "task"]).cumcount()
+    found = played.merge(counted[_EVALUATION], on=_EVALUATION).rename(columns={"dispatch_version": "version"})
+    found = found.sort_values(["version", "slot", "position"], ascending=[True, False, True], ignore_index=True)
+    found["repeat"] = found.groupby(["version", "task"]).cumcount()
     return found
 
 
-def sources_of(run: Run) -> list[str]:
-    """The run itself, and later evaluations that played its tasks."""
-    later = [str(name) for name in run.evals["source"].unique() if name != "run"]
-    return ["run", *(name for name in later if not _has_own_tasks(run, name))]
+def comparable(run: Run) -> "pd.DataFrame":
+    """Rows of `run.evals` that are complete, and measured on the run's own tasks with its own decoding."""
+    return run.evals[(run.evals["num_tasks"] > 0) & ~run.evals["other_protocol"]]
+
+
+def best_source(run: Run, version: int) -> str:
+    """Of the comparable evaluations of a version the one with most tasks; of equals with most repeats, then the run's.
+
+    There must be one.
+    """
+    evals = comparable(run)
+    rows = evals[evals["version"] == version].fillna({"num_repeats": 1})
+    keys = ("num_tasks", "num_repeats", "own", "time")
+    best = rows.assign(own=rows["source"] == "run").sort_values(list(keys)).iloc[-1]
+    return str(best["source"])
 
 
 def by_task(played: "pd.DataFrame") -> "pd.DataFrame":
@@ -68,9 +77,9 @@ def by_task(played: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def by_repeat(played: "pd.DataFrame", measure: str) -> "Array":
-    """[tasks, repeats] of "reward" or "success", tasks in order: as many repeats as every task has."""
-    table = played.pivot(index="task", columns="repeat", values=measure)
-    return table.dropna(axis=1).to_numpy(float)
+    """[tasks, repeats] of "reward" or "success", tasks in order; as many repeats as every task has."""
+    table = played.pivot(index="task", columns="repeat", values=measure).astype(float)
+    return table.dropna(axis=1).to_numpy()
 
 
 def success_errors(run: Run) -> "pd.Series[float]":
@@ -86,18 +95,22 @@ def success_errors(run: Run) -> "pd.Series[float]":
 # --- what is known of the tasks ----------------------------------------------------------------------------------
 
 
-def task_facts(run: Run) -> list[TaskFacts] | None:
-    """Of the run's evaluation tasks: task i of an episode is the i-th. None where the run has no manifest of them.
-
-    Errors: StoreError when the manifest is damaged.
-    """
-    manifest = read_tasks(RunPaths(run.folder).tasks) if run.folder else None
+def task_facts(run: Run, source: str = "run") -> list[TaskFacts] | None:
+    """Of the tasks of the run's own evaluation or of a later one: task i of an episode is the i-th. None where no
+    manifest says so. Errors: StoreError when the manifest is damaged."""
+    if run.folder is None:
+        return None
+    paths = RunPaths(run.folder)
+    manifest = read_tasks(paths.later_eval_tasks(source)) or read_tasks(paths.tasks)
     return manifest.tasks if manifest else None
 
 
-def ceiling(run: Run, tasks: Iterable[int] | None = None) -> Ceiling | None:
-    """Of all evaluation tasks or of these; None where all can be solved, or nothing is known of one of them."""
-    facts = task_facts(run) or []
+def ceiling(run: Run, tasks: Iterable[int] | None = None, source: str = "run") -> Ceiling | None:
+    """Of all evaluation tasks or of these; None where all can be solved, or nothing is known of one of them.
+
+    Errors: StoreError when the manifest is damaged.
+    """
+    facts = task_facts(run, source) or []
     chosen = list(range(len(facts)) if tasks is None else tasks)
     if any(task >= len(facts) for task in chosen) or all(facts[task].reachable for task in chosen):
         return None
@@ -108,7 +121,3 @@ def ceilings(runs: Iterable[Run]) -> list[Ceiling]:
     """The different ones among these runs, lowest first."""
     found = {known for run in runs if (known := ceiling(run)) is not None}
     return sorted(found, key=lambda known: (known.share, known.num_tasks))
-
-
-def _has_own_tasks(run: Run, source: str) -> bool:
-    return run.folder is not None and RunPaths(run.folder).later_eval_tasks(source).exists()

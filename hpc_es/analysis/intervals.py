@@ -4,8 +4,8 @@ Invariants: the task is the unit of resampling, and its repeats are averaged bef
 are no further tasks; seeds are fixed, so that the same values always give the same answer. Values are arrays [tasks],
 or [tasks, repeats].
 
-Wilson's interval is for one yes or no per task. On such values the p-value of `paired` is that of McNemar's exact
-test, which therefore has no function of its own.
+On one yes or no per task the p-value of `paired` is that of McNemar's exact test, which therefore has no function of
+its own.
 """
 
 import itertools
@@ -39,10 +39,12 @@ class Interval(NamedTuple):
     high: float
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
+def wilson(successes: float, trials: int, confidence: float = 0.95) -> Interval:
     """Of a rate, from independent trials (Wilson, 1927): within [0, 1], and of use with 0 successes or few trials.
 
-    Errors: ConfigError unless 0 <= successes <= trials, trials >= 1 and 0 < confidence < 1.
+    Of tasks with repeats `successes` may be the sum of their shares: these vary no more than a yes or no does, so that
+    the interval is rather too wide. Errors: ConfigError unless 0 <= successes <= trials, trials >= 1 and
+    0 < confidence < 1.
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ConfigError(f"{successes} successes of {trials} trials are no rate: from 0 to all of at least 1 trial")

@@ -71,6 +71,24 @@ LEARNING = (
         "cheaper one.",
         lambda chosen: plots.plot_costs(chosen.runs, chosen.measure),
     ),
+    Entry(
+        "at_k",
+        "Best of k attempts",
+        "Held-out tasks that were played repeatedly: left, the share of tasks that at least one of k attempts solves; "
+        "right, the best reward of k; dotted, of one attempt. Solid is the last version, dashed the first: curves that "
+        "meet at large k say that training made likely what was possible before. Bands are 95 % bootstrap intervals "
+        "over tasks.",
+        lambda chosen: plots.plot_at_k(chosen.few),
+        per_run=True,
+    ),
+    Entry(
+        "horizon",
+        "Success against horizon",
+        "Held-out tasks by the least number of turns that can solve them, under the first evaluated version and under "
+        "the last; bars are Wilson's 95 % intervals. A policy that only gained at short horizons falls steeply.",
+        lambda chosen: plots.plot_horizon(chosen.few),
+        per_run=True,
+    ),
 )
 STALENESS = (
     Entry(
@@ -176,6 +194,14 @@ EPISODES = (
         "Lines are consumed members (thick: mean of five updates), dots the unperturbed policy: one that learns to say "
         "less, or more, shows here.",
         lambda chosen: plots.plot_episodes(chosen.runs),
+    ),
+    Entry(
+        "lengths",
+        "Length of episodes, by outcome",
+        "Episodes of every cohort that succeeded, and that did not: lines are means, bands go from the 10 % to the "
+        "90 % quantile. Both falling is a policy that needs less; only the share of the long ones changing is not.",
+        lambda chosen: plots.plot_lengths(chosen.few),
+        per_run=True,
     ),
 )
 

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hpc_es.analysis import conditions
+from hpc_es.analysis.at_k import at_k
 from hpc_es.analysis.drift import magnitudes
+from hpc_es.analysis.episodes import lengths
+from hpc_es.analysis.horizon import horizons
 from hpc_es.analysis.lags import composition, lag_counts
 from hpc_es.analysis.progress import head_spans, progress
 from hpc_es.analysis.report_figures import Selection
@@ -47,7 +50,10 @@ def tables(chosen: Selection, base: str) -> Iterator[Table]:
     yield Table("composition", _by_run(runs, _long_composition))
     yield Table("workers", _by_run(runs, worker_shares))
     yield Table("discard_bias", _by_run(runs, lambda run: discard_bias(run).reset_index()))
+    yield Table("lengths", _by_run(runs, lengths))
     few = list(chosen.few.values())
+    yield Table("at_k", _by_run(runs, at_k, only=few))
+    yield Table("horizon", _by_run(runs, horizons, only=few))
     yield Table("magnitudes", _by_run(runs, lambda run: magnitudes(run, chosen.model), only=few))
 
 

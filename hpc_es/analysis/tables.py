@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_es.analysis import held_out
 from hpc_es.analysis.held_out import Ceiling
-from hpc_es.analysis.intervals import bootstrap_mean
+from hpc_es.analysis.intervals import bootstrap_mean, wilson
 from hpc_es.analysis.progress import head_spans
 from hpc_es.store import Run
 
@@ -173,7 +173,11 @@ def _fitness_line(label: str, evaluated: Evaluated | None) -> tuple[str, str, st
     if evaluated is None:
         return label, "-", "not evaluated"
     error = "" if evaluated.standard_error is None else f" ± {evaluated.standard_error:.4f}"
-    remark = f"version {evaluated.version}, {evaluated.num_tasks} held-out tasks, success {evaluated.success_rate:.1%}"
+    low, high = wilson(evaluated.success_rate * evaluated.num_tasks, evaluated.num_tasks)
+    remark = (
+        f"version {evaluated.version}, {evaluated.num_tasks} held-out tasks, success {evaluated.success_rate:.1%} "
+        f"({low:.1%} to {high:.1%})"
+    )
     return label, f"{evaluated.fitness:.4f}{error}", remark
 
 
