@@ -11,6 +11,7 @@ from test_rollout import make_config
 
 from hpc_es import envs
 from hpc_es.es.records import CENTRE_SLOT, Assignment, EvalId
+from hpc_es.head.planning import plan_evaluation
 from hpc_es.paths import RunPaths
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import (
@@ -47,15 +48,16 @@ def test_a_version_keeps_as_many_episodes_as_wanted_spread_over_members(wanted, 
 
 
 def test_of_the_evaluated_policy_the_first_tasks_are_kept_and_of_the_centre_on_the_members_batch_none():
-    def kept(slot, kind):
-        return [p for p in range(5) if is_sampled(config(2), assignment(slot, 5, kind), p)]
-
-    assert (kept(-1, "eval"), kept(-2, "eval"), kept(CENTRE_SLOT, "centre")) == ([0, 1], [], [])
+    settings = config(2)
+    settings = settings.model_copy(update={"eval": settings.eval.model_copy(update={"batch": 1, "repeats": 2})})
+    evaluated = list(plan_evaluation(settings, 5, 7))
+    assert [a.eval_id.slot for a in evaluated if is_sampled(settings, a, 0)] == [-1, -2]
+    assert not any(is_sampled(settings, assignment(CENTRE_SLOT, 5, "centre"), position) for position in range(5))
 
 
 def play(paths: RunPaths, env: str = "Steps", worker: str = "w0", slot: int = 1):
     settings = make_config(env)
-    keep = TrajectoryFile(paths, worker).append
+    keep = TrajectoryFile(paths.trajectory_file(worker), worker).append
     player = Player(settings, scripted.Echo(), lambda kind: envs.make_for(settings, kind), keep)
     return asyncio.run(player.play(assignment(slot, 5)))
 

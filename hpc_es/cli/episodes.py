@@ -4,12 +4,14 @@ Invariant: reads only, also while the run goes on.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpc_es.cli.arguments import Json, RunFolder, plural, run_paths
 from hpc_es.errors import ConfigError
+from hpc_es.paths import RunPaths
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,6 +56,9 @@ def episodes(
         int | None, typer.Option(help="Its slot; -1 is the evaluated policy. Default: list what was kept.")
     ] = None,
     task: Annotated[int | None, typer.Option(help="Only this task.")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option("--eval", help="Of an evaluation made later, by its name; see `hpc-es evals RUN`.")
+    ] = None,
     whole: Annotated[bool, typer.Option("--all", help="List all that were kept, not only the newest.")] = False,
     json: Json = False,
 ) -> None:
@@ -61,24 +66,28 @@ def episodes(
     from hpc_es.cli.output import console, print_json
 
     paths = run_paths(run)
-    kept = kept_episodes(paths, version, member, task)
+    if evaluation is not None and not paths.later_eval(evaluation).is_file():
+        names = ", ".join(path.stem for path in paths.later_evals()) or "none"
+        raise ConfigError(f"{run} has no later evaluation {evaluation!r}, only {names}")
+    kept = kept_episodes(paths, version, member, task, evaluation)
+    named = f"{run} --eval {evaluation}" if evaluation else str(run)
     out = console(stderr=json)
     if member is None:
         if json:
             print_json({"run": str(run), "kept": [_summary(each) for each in kept]})
         if not kept and not (version is None and task is None):
             raise ConfigError(
-                f"no episode is kept in {run}{_at(version)}{_of_task(task)}: {_what_is_kept(paths)}`hpc-es episodes "
-                f"{run}` lists those that are"
+                f"no episode is kept in {run}{_at(version)}{_of_task(task)}: {_what_is_kept(paths, evaluation)}`hpc-es "
+                f"episodes {named}` lists those that are"
             )
-        _print_overview(out, kept if whole else kept[-NUM_LISTED:], len(kept), str(run))
+        _print_overview(out, kept if whole else kept[-NUM_LISTED:], len(kept), named)
         return
     if version is None:
         if not kept:
             raise ConfigError(f"no episode of member {member} is kept in {run}; --version says whose numbers to show")
         version = kept[-1].eval_id.version
         kept = [each for each in kept if each.eval_id.version == version]
-    rows = _rows(run_paths(run).root, version, member, task)
+    rows = _rows(paths.root, version, member, task, evaluation)
     if rows.empty and not kept:
         raise ConfigError(f"{run} has no episode of member {member} at version {version}{_of_task(task)}")
     if json:
@@ -89,30 +98,38 @@ def episodes(
         out.print(_shown(each))
     if not kept:
         out.print(
-            f"word by word none of them is kept; `hpc-es episodes {run}` lists those that are, store.trajectories "
+            f"word by word none of them is kept; `hpc-es episodes {named}` lists those that are, store.trajectories "
             "sets how many",
             markup=False,
         )
 
 
-def kept_episodes(paths: Any, version: int | None, member: int | None, task: int | None) -> "list[Trajectory]":
+def kept_episodes(
+    paths: RunPaths, version: int | None, member: int | None, task: int | None, evaluation: str | None = None
+) -> "list[Trajectory]":
     """Sorted by version, slot and position; of an evaluation that was made twice the one that was written last."""
-    from hpc_es.worker.trajectories import read_trajectories
+    from hpc_es.worker.trajectories import read_trajectories, read_trajectory_file
 
-    found = {}
-    for each in read_trajectories(paths):
+    found, later = {}, paths.later_eval_trajectories(evaluation or "")
+    if evaluation is None:
+        everything = read_trajectories(paths)
+    else:
+        everything = read_trajectory_file(later) if later.is_file() else iter(())
+    for each in everything:
         named = (each.eval_id.version, each.eval_id.slot, each.episode.task)
         if all(wanted in (None, given) for wanted, given in zip((version, member, task), named, strict=True)):
             found[(each.eval_id, each.position)] = each
     return [found[key] for key in sorted(found)]
 
 
-def _rows(run: Any, version: int, member: int, task: int | None) -> "pd.DataFrame":
+def _rows(root: Path, version: int, member: int, task: int | None, evaluation: str | None) -> "pd.DataFrame":
     """The numbers of every episode of the member, or of what replaced it."""
     from hpc_es.store import read
 
-    rows = read(run).episodes
-    rows = rows[(rows["source"] == "run") & (rows["dispatch_version"] == version) & (rows["slot"] == member)]
+    rows = read(root).episodes
+    rows = rows[
+        (rows["source"] == (evaluation or "run")) & (rows["dispatch_version"] == version) & (rows["slot"] == member)
+    ]
     rows = rows[rows["replacement"] == rows["replacement"].max()]
     return rows if task is None else rows[rows["task"] == task]
 
@@ -207,8 +224,8 @@ def _shown(kept: "Trajectory") -> "RenderableType":
     return Panel(Group(*parts), title=Text(title), title_align="left")
 
 
-def _what_is_kept(paths: Any) -> str:
-    versions = sorted({each.eval_id.version for each in kept_episodes(paths, None, None, None)})
+def _what_is_kept(paths: RunPaths, evaluation: str | None) -> str:
+    versions = sorted({each.eval_id.version for each in kept_episodes(paths, None, None, None, evaluation)})
     if len(versions) > NUM_LISTED:
         return f"kept are some of {len(versions)} versions from {versions[0]} to {versions[-1]}; "
     return f"kept are some of version {', '.join(map(str, versions))}; " if versions else ""

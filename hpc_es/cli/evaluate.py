@@ -52,6 +52,10 @@ def evaluate(
     version: Annotated[int | None, typer.Option(min=0, help="The same as --versions with one number.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Play every task so often. Default: eval.repeats.")] = None,
     num_tasks: Annotated[int | None, typer.Option(min=1, help="The first so many. Default: eval.num_tasks.")] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(min=0, help="Episodes per version that are kept word by word. Default: store.trajectories."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Of the evaluation; the same name again goes on with it.")] = None,
     model: Annotated[str | None, typer.Option(help="Of an endpoint: the model's name there.")] = None,
     out: Annotated[
@@ -66,7 +70,7 @@ def evaluate(
     from hpc_es.store import read
 
     console_out = console(stderr=json)
-    asked = Asked(task, tuple(overrides or ()), num_tasks, repeats)
+    asked = Asked(task, tuple(overrides or ()), num_tasks, repeats, keep)
     wanted = _versions(versions, version)
     done = _evaluate(target, asked, wanted, name, model, out, lambda text: console_out.print(text, markup=False))
     found = evaluations(read(done.root), done.source, done.versions)

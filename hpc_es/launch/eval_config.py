@@ -33,6 +33,8 @@ class Asked:
     """key=value, laid over the rest."""
     num_tasks: int | None = None
     repeats: int | None = None
+    keep: int | None = None
+    """Episodes of each version that are kept word by word."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Frozen:
 def of_run(trained: Config, asked: Asked) -> Config:
     """For versions of a run. Errors: ConfigError; EnvError when the environment cannot be made."""
     _check_keys(asked.overrides, _FOR_RUNS)
+    if _sets(asked, "engine.url"):
+        raise ConfigError("engine.url cannot be set for the versions of a run: `hpc-es eval URL` evaluates an endpoint")
     if asked.task is None:
         config = settle(trained.model_dump(mode="json"), asked.overrides, origin="the run's config.yaml")
         return _counted(config, asked)
@@ -125,8 +129,10 @@ def _counted(config: Config, asked: Asked, file: Loaded | None = None) -> Config
     repeats = config.eval.repeats if asked.repeats is None else asked.repeats
     if repeats < 1:
         raise ConfigError(f"--repeats {repeats} must be at least 1")
-    counts = {"num_tasks": wanted, "repeats": repeats}
-    return config.model_copy(update={"eval": config.eval.model_copy(update=counts)})
+    evaluation = config.eval.model_copy(update={"num_tasks": wanted, "repeats": repeats})
+    kept = config.store.trajectories if asked.keep is None else asked.keep
+    store = config.store.model_copy(update={"trajectories": kept})
+    return config.model_copy(update={"eval": evaluation, "store": store})
 
 
 def _sets(asked: Asked, key: str) -> bool:

@@ -23,10 +23,11 @@ from hpc_es.head.planning import plan_evaluation
 from hpc_es.launch.eval_config import Asked, checked_name, of_run
 from hpc_es.launch.manifest import eval_tasks, read_tasks, settle_tasks
 from hpc_es.launch.prepare import check_model
-from hpc_es.launch.solo import Recorded, Solo
+from hpc_es.launch.solo import Keep, Recorded, Solo
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.later import EvalJournal
+from hpc_es.worker.trajectories import TrajectoryFile
 
 Say = Callable[[str], None]
 Write = Callable[[journal.AnyRecord], None]
@@ -71,7 +72,8 @@ def evaluate(
         left = what_is_left(config, chosen, later.earlier)
         announce(config, left, f"{later.path}: if it is stopped, the same command with --name {name} goes on", say)
         if left:
-            asyncio.run(_evaluate(replace(recorded, config=config), left, later.append, say))
+            keep = TrajectoryFile(recorded.paths.later_eval_trajectories(name), WORKER).append
+            asyncio.run(_evaluate(replace(recorded, config=config), left, later.append, keep, say))
     finally:
         later.close()
     return Evaluation(root, name, chosen, config)
@@ -242,6 +244,6 @@ def _fresh_name(config: Config, asked: Asked) -> str:
     return f"{re.sub('[^A-Za-z0-9_-]+', '-', what).strip('-_')}-{began}-{os.getpid()}"
 
 
-async def _evaluate(recorded: Recorded, left: Sequence[Left], write: Write, say: Say) -> None:
-    async with Solo.start(recorded) as solo:
+async def _evaluate(recorded: Recorded, left: Sequence[Left], write: Write, keep: Keep, say: Say) -> None:
+    async with Solo.start(recorded, keep) as solo:
         await play(solo, recorded.config, left, write, say)

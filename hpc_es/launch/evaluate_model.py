@@ -22,6 +22,7 @@ from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter, read_journal
+from hpc_es.worker.trajectories import TrajectoryFile
 
 RUN = "run"
 """The source of what a run folder's own journal has."""
@@ -80,7 +81,8 @@ def _refuse_another_model(paths: RunPaths, digest: int) -> None:
 
 async def _evaluate(recorded: Recorded, left: Sequence[Left], say: Say) -> None:
     config = recorded.config
-    async with Solo.start(recorded) as solo:
+    keep = TrajectoryFile(recorded.paths.trajectory_file("hpc-es-eval"), WORKER).append
+    async with Solo.start(recorded, keep) as solo:
         info = solo.engine.info
         _refuse_another_model(recorded.paths, info.base_digest)
         recorded.digests[0] = info.base_digest

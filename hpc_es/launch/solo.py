@@ -7,7 +7,7 @@ with the journal's. The run itself is only read.
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,9 @@ from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
 from hpc_es.worker.rollout import Player
+from hpc_es.worker.trajectories import Trajectory
+
+Keep = Callable[[Sequence[Trajectory]], None]
 
 
 @dataclass(frozen=True)
@@ -89,21 +92,21 @@ class Recorded:
 class Solo:
     """The engine of one recorded run; see `start`."""
 
-    def __init__(self, recorded: Recorded, engine: Engine) -> None:
+    def __init__(self, recorded: Recorded, engine: Engine, keep: Keep | None) -> None:
         config = recorded.config
         self._recorded, self.engine = recorded, engine
-        self._player = Player(config, engine, lambda kind: envs.make_for(config, kind))
+        self._player = Player(config, engine, lambda kind: envs.make_for(config, kind), keep)
         self._seconds_update = self._seconds_perturb = 0.0
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def start(cls, recorded: Recorded) -> AsyncIterator["Solo"]:
-        """The run's own engine, closed at the end. Errors: ModelError, EngineError."""
+    async def start(cls, recorded: Recorded, keep: Keep | None = None) -> AsyncIterator["Solo"]:
+        """The run's own engine, closed at the end; `keep` gets sampled episodes. Errors: ModelError, EngineError."""
         config = recorded.config
         threads = config.engine.threads or len(os.sched_getaffinity(0))
         engine = await start_engine(config.model, config.engine, threads=threads, optimiser=config.es.optimiser.kind)
         try:
-            yield cls(recorded, engine)
+            yield cls(recorded, engine, keep)
         finally:
             await engine.close()
 

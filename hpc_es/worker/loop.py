@@ -129,7 +129,7 @@ class Worker:
         self.place = Place.here()
         attempt = f".{self.place.attempt}" if self.place.job else ""
         self.name = f"{seat}{attempt}.{uuid.uuid4().hex[:8]}"
-        kept = TrajectoryFile(paths, self.name)
+        kept = TrajectoryFile(paths.trajectory_file(self.name), self.name)
         self.player = Player(config, engine, lambda kind: envs.make_for(config, kind), kept.append)
         self._commits: dict[int, Commit] = {}
         """Commits that the arena has not applied yet."""

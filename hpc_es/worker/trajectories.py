@@ -1,4 +1,5 @@
-"""A sample of the episodes, word by word, for people to read: RUN/trajectories/<worker>.jsonl.
+"""A sample of the episodes, word by word, for people to read: RUN/trajectories/<worker>.jsonl, and a file for every
+later evaluation.
 
 Which episodes is a pure function of the configuration and the assignment. The worker writes them itself: no update
 needs them, so they would only burden the network and the journal, and losing some loses nothing. Invariant: they take
@@ -15,6 +16,7 @@ from msgspec import Struct
 
 from hpc_es.config.schema import Config
 from hpc_es.envs.base import Message
+from hpc_es.es.population import eval_sampling_seed
 from hpc_es.es.records import Assignment, Episode, EvalId, Kind
 from hpc_es.paths import RunPaths
 
@@ -22,7 +24,6 @@ log = logging.getLogger(__name__)
 
 MAX_CHARACTERS = 20_000
 MAX_TURNS = 200
-FIRST_EVAL_SLOT = -1
 
 
 class Turn(Struct, frozen=True):
@@ -51,11 +52,13 @@ def is_sampled(config: Config, assignment: Assignment, position: int) -> bool:
     """Whether this episode belongs to the sample of its version.
 
     Of the members the sample takes the first task of the first one, the second task of the second, and so on, so that
-    it shows different members on different tasks; of the evaluated policy the first tasks.
+    it shows different members on different tasks; of the evaluated policy the first tasks, each played for the first
+    time.
     """
     wanted, slot = config.store.trajectories, assignment.eval_id.slot
     if assignment.kind == "eval":
-        return slot == FIRST_EVAL_SLOT and position < wanted
+        is_first_repeat = assignment.sampling_seed == eval_sampling_seed(config.run.seed)
+        return is_first_repeat and assignment.tasks[position] < wanted
     if assignment.kind == "centre":
         return False
     members, tasks = config.es.population, len(assignment.tasks)
@@ -74,8 +77,8 @@ def shortened(text: str) -> str:
 class TrajectoryFile:
     """One worker's; made when there is something to write."""
 
-    def __init__(self, paths: RunPaths, worker: str) -> None:
-        self._path, self._worker = paths.trajectory_file(worker), worker
+    def __init__(self, path: Path, worker: str) -> None:
+        self._path, self._worker = path, worker
 
     def append(self, trajectories: Sequence[Trajectory]) -> None:
         """At the end; a warning where that fails."""
@@ -90,15 +93,13 @@ class TrajectoryFile:
 
 
 def read_trajectories(paths: RunPaths) -> Iterator[Trajectory]:
-    """All of a run, in no order; lines that are torn, since their worker was killed, are left out.
-
-    An evaluation that was made twice comes twice.
-    """
+    """All that a run itself kept, in no order. An evaluation that was made twice comes twice."""
     for path in paths.trajectory_files():
-        yield from _read(path)
+        yield from read_trajectory_file(path)
 
 
-def _read(path: Path) -> Iterator[Trajectory]:
+def read_trajectory_file(path: Path) -> Iterator[Trajectory]:
+    """Lines that are torn, since their worker was killed, are left out."""
     with path.open("rb") as file:
         for line in file:
             try:
