@@ -2,10 +2,6 @@
 
 import gzip
 import json
-import random
-import resource
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -191,87 +187,6 @@ def test_a_refused_action_changes_nothing_and_costs_what_was_set() -> None:
         assert (result.invalid, result.reward, result.done) == (True, -0.1, False), action
         assert (env.observation, env.available_actions) == before
     assert not env.step("search[lamp]").invalid
-
-
-def test_64_episodes_at_once_share_one_catalogue_and_do_not_disturb_each_other() -> None:
-    def play(task: int) -> list[tuple[str, float]]:
-        env, rng, seen = _webshop(split="train"), random.Random(task), []
-        barrier.wait(timeout=60)
-        env.reset(task)
-        for _ in range(15):
-            seen.append((env.observation, (result := env.step(_random_action(env, rng))).reward))
-            if result.done:
-                break
-        return seen
-
-    barrier = threading.Barrier(64)
-    with ThreadPoolExecutor(64) as pool:
-        together = list(pool.map(play, range(64)))
-    barrier = threading.Barrier(1)
-    assert together == [play(task) for task in range(64)]
-    assert _webshop().catalogue is _webshop(split="eval").catalogue
-
-
-_QUERIES = ("lamp", "men's shirt, machine wash", "red", "<r>", "<c> fashion", "<a> dry hair", "zzz", " ", "★ “tea”")
-
-
-def _random_action(env: WebShop, rng: random.Random) -> str:
-    if rng.random() < 0.3:
-        return f"search[{rng.choice(_QUERIES)}]"
-    return f"click[{rng.choice([*env.available_actions['clickables'], 'nothing'])}]"
-
-
-def test_200_random_walks_stay_consistent() -> None:
-    env, again, rng = _webshop(max_turns=30), _webshop(max_turns=30), random.Random(0)
-    for walk in range(200):
-        task = rng.randrange(env.num_tasks)
-        assert env.reset(task) == again.reset(task)
-        for _ in range(30):
-            before, available = env.observation, env.available_actions
-            action = _random_action(env, rng)
-            result = env.step(action)
-            assert result == again.step(action), (walk, action)
-            _check_step(env, task, action, before, available, result)
-            if result.done:
-                break
-
-
-def _check_step(
-    env: WebShop, task: int, action: str, before: str, available: dict[str, Any], result: StepResult
-) -> None:
-    """What an action does follows from the page that it was taken on."""
-    clickable = action.startswith("click[") and action[6:-1] in available["clickables"]
-    expected = action.startswith("search[") or (clickable and action != "click[search]")
-    assert result.invalid == (not expected)
-    assert result.terminated == (action == "click[buy now]" and expected)
-    if result.invalid:
-        assert (env.observation, env.available_actions) == (before, available)
-    if result.terminated:
-        score = result.info["score"]
-        assert result.reward == score["total"] == float(env.observation.split(" [SEP] ")[-3])
-        assert result.success == (score["total"] == 1.0)
-    else:
-        assert result.reward == 0.0
-        shown = env.observation.lower().split(" [SEP] ".lower())
-        assert all(name in shown for name in env.available_actions["clickables"] if name)
-        assert env.catalogue.goals[task]["instruction_text"].lower() in shown
-
-
-def _short_episodes(env: WebShop, count: int, rng: random.Random) -> None:
-    for _ in range(count):
-        env.reset(rng.randrange(env.num_tasks))
-        env.step(f"search[{rng.choice(_QUERIES)} {rng.random()}]")
-        while not env.step(_random_action(env, rng)).done:
-            pass
-
-
-@pytest.mark.slow
-def test_memory_does_not_grow_over_10_000_episodes() -> None:
-    env, rng = _webshop(max_turns=5), random.Random(0)
-    _short_episodes(env, 2_000, rng)  # caches fill
-    filled = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    _short_episodes(env, 10_000, rng)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - filled < 4 * 1024  # KiB
 
 
 # --- the prompt --------------------------------------------------------------------------------------------------
