@@ -1,0 +1,311 @@
+"""Programs that nobody trusts, run where they can do no harm.
+
+A sandbox is made of Linux namespaces by bubblewrap: no network, no files of the host but its programs, none of the
+worker's environment variables, no privileges. Its working folder lasts from one program to the next.
+
+Invariant: when `run` returns, no process of the program is left, and what it did (ran on and on, forked, filled memory
+or disk, wrote without end) is an outcome, never an error. An error is a fault of the machinery.
+
+Memory is the anonymous and shared memory of all processes together, looked at 50 times a second, and in each process
+what the kernel lets it allocate; what is written to files is memory too, and has its own limit. Not counted, but
+bounded by the number of processes and of open files, are the kernel's buffers (pipes, sockets).
+"""
+
+import base64
+import importlib.util
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hpc_es.errors import ConfigError, EnvError
+
+FOLDER = "/task"
+"""The working folder, inside."""
+GRACE = 30.0
+"""Seconds that a sandbox may need beyond the program's own, on a busy machine."""
+SECONDS_TO_END = 15.0
+"""Of a sandbox that is told to end; longer than what it takes to end its programs."""
+_PACKAGES = "/opt/packages"
+_PROGRAMS = "/opt/bin"
+_INSIDE = Path(__file__).with_name("sandbox_inside.py")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+
+
+class Limits(BaseModel):
+    """Of one program with all that it starts; files last, so their limits are those of the whole sandbox."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    seconds: float = Field(20.0, gt=0, le=3600)
+    """By the clock on the wall. With a run, keep task.step_timeout above it by half a minute."""
+    cpu_seconds: float = Field(20.0, gt=0, le=36000)
+    """Of all processors together."""
+    memory_mib: int = Field(1024, ge=64)
+    disk_mib: int = Field(64, ge=1)
+    """Working folder, /tmp and /dev/shm together."""
+    files: int = Field(4096, ge=16)
+    processes: int = Field(64, ge=1)
+    """Threads count."""
+    output_chars: int = Field(4000, ge=2)
+    """Of a longer output the middle is left out, and a mark says so."""
+
+
+Ended = Literal["exit", "time", "cpu", "memory", "processes", "output"]
+
+
+@dataclass(frozen=True)
+class Ran:
+    output: str
+    """Standard output and standard error, as they came; what is no UTF-8 is replaced."""
+    status: int
+    """As the program's exit status; -9 and the like: ended by that signal; 126, 127: it could not be started."""
+    ended: Ended
+    """`exit`, or the limit that it had used up when it was ended."""
+    seconds: float
+
+
+class Sandbox:
+    """Starts with the first program; `close` ends it, as does the end of this process, however it comes."""
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        files: Mapping[str, bytes | Path] | None = None,
+        *,
+        packages: Sequence[str] = (),
+    ) -> None:
+        """files: laid into the working folder, by relative name. packages: of the worker's Python, to be imported.
+
+        Errors: ConfigError where no sandbox can be made on this machine, a file cannot be read or named so, or a
+        package is not installed.
+        """
+        require_sandbox()
+        self._limits = limits or Limits()
+        self._files = {_relative(name): _content(source) for name, source in (files or {}).items()}
+        if sum(map(len, self._files.values())) > self._limits.disk_mib * 2**20:
+            raise ConfigError(f"the files do not fit: disk_mib={self._limits.disk_mib}; raise it")
+        self._packages = {name: path for package in packages for name, path in _package(package).items()}
+        self._first: _FirstProcess | None = None
+        self._is_closed = False
+
+    def run(self, command: str | Sequence[str], stdin: str = "") -> Ran:
+        """Run bash text, or a program with its arguments; one at a time. Errors: EnvError when the sandbox fails."""
+        if self._is_closed:
+            raise EnvError("this sandbox is closed")
+        if self._first is None:
+            self._first = _FirstProcess(self._limits, self._files, self._packages)
+        argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
+        return Ran(**self._first.ask({"argv": argv, "stdin": stdin}, self._limits.seconds + GRACE))
+
+    def close(self) -> None:
+        """End everything in it. May be called twice, and by another thread while a program runs."""
+        self._is_closed = True
+        if self._first is not None:
+            self._first.end()
+
+    def __enter__(self) -> "Sandbox":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+@cache
+def require_sandbox() -> None:
+    """Errors: ConfigError saying what to do, where no sandbox can be made on this machine. Looks once per process."""
+    if sys.platform != "linux" or shutil.which("bwrap") is None:
+        raise ConfigError(
+            "programs of an agent run in bubblewrap, and there is no `bwrap` on the PATH: install it on every node "
+            "that has workers (apt install bubblewrap, dnf install bubblewrap, conda install -c conda-forge bubblewrap)"
+        )
+    try:
+        first = _FirstProcess(Limits(), {}, {})
+        try:
+            answer = first.ask({"argv": ["bash", "-c", "true"], "stdin": ""}, GRACE)
+        finally:
+            first.end()
+    except EnvError as error:
+        raise ConfigError(
+            f"bubblewrap cannot make a sandbox here: {error}. It needs user namespaces: sysctl "
+            "user.max_user_namespaces above 0, kernel.unprivileged_userns_clone=1 (Debian), "
+            "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu); in a container, one that allows them "
+            "(docker run --security-opt seccomp=unconfined --security-opt systempaths=unconfined)"
+        ) from error
+    if answer["status"] != 0:
+        raise ConfigError(f"bash does not run in a sandbox here: {answer['output'].strip()}")
+
+
+class _FirstProcess:
+    """The process in a sandbox that starts all others (`sandbox_inside.py`), with its pipes."""
+
+    def __init__(self, limits: Limits, files: Mapping[str, bytes], packages: Mapping[str, Path]) -> None:
+        """Errors: EnvError when it does not start."""
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        self._unread = b""
+        self._asking = threading.RLock()
+        told, pid_pipe = os.pipe()
+        self._told = os.fdopen(told, "rb")
+        try:
+            self._process = subprocess.Popen(
+                _bubblewrap(limits, packages, pid_pipe),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                bufsize=0,
+                pass_fds=(pid_pipe,),
+                env={
+                    "PATH": f"{_PROGRAMS}:{sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+                    "HOME": FOLDER,
+                    "USER": "agent",
+                    "LANG": "C.UTF-8",
+                    "PYTHONPATH": _PACKAGES,
+                    "PYTHONHASHSEED": "0",  # the same program prints the same twice
+                    "PYTHONUNBUFFERED": "1",  # what was printed before a limit is seen
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_THREAD_LIMIT"), "1"),
+                },
+            )
+        except OSError as error:
+            raise EnvError(f"bwrap cannot be started: {error}") from error
+        finally:
+            os.close(pid_pipe)
+        encoded = {name: base64.b64encode(content).decode() for name, content in files.items()}
+        self.ask(encoded, GRACE)
+
+    def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Errors: EnvError, and an end of the sandbox, when no answer comes within `timeout` seconds."""
+        assert self._process.stdin is not None
+        with self._asking:
+            try:
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                line = self._line(time.monotonic() + timeout)
+            except (OSError, ValueError):  # the pipe is broken, or was closed by another thread
+                line = b""
+            if not line:
+                said = self._last_words()
+                self.end()
+                why = "did not answer in time" if line is None else "has ended"
+                raise EnvError(f"the sandbox {why}" + (f": {said}" if said else ""))
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _last_words(self) -> str:
+        if self._said.closed:
+            return ""
+        self._said.seek(0)
+        return self._said.read()[-2000:].decode(errors="replace").strip()
+
+    def _line(self, deadline: float) -> bytes | None:
+        """The next line that it writes; empty when it has ended, None when it is late."""
+        assert self._process.stdout is not None
+        pipe = self._process.stdout.fileno()
+        poll = select.poll()  # not select, which knows only the first 1024 files of a process
+        poll.register(pipe, select.POLLIN)
+        while b"\n" not in self._unread:
+            left = deadline - time.monotonic()
+            if left <= 0 or not poll.poll(left * 1000):
+                return None
+            data = os.read(pipe, 2**20)
+            if not data:
+                return b""
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def end(self) -> None:
+        """The pipe closes, so the first process ends, and the kernel ends all others; a deaf one is killed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self._process.wait()
+        with self._asking:
+            for pipe in (self._process.stdout, self._told, self._said):
+                pipe.close()
+
+    def kill(self) -> None:
+        """Without a word; the kernel ends all others in the sandbox with it."""
+        os.set_blocking(self._told.fileno(), False)
+        if told := self._told.read():  # bubblewrap says which process is the first, once there is one
+            os.kill(json.loads(told)["child-pid"], signal.SIGKILL)
+        self._process.kill()
+
+
+def _bubblewrap(limits: Limits, packages: Mapping[str, Path], pid_pipe: int) -> list[str]:
+    """The command line of a sandbox; `sandbox_inside.py` makes what can be written to, and drops the capability."""
+    python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    command = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-all",
+        "--unshare-user",
+        "--new-session",
+        "--as-pid-1",
+        "--uid",
+        "1000",
+    ]
+    command += ["--gid", "1000", "--hostname", "sandbox", "--info-fd", str(pid_pipe), "--cap-add", "CAP_SYS_ADMIN"]
+    for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives"):
+        if os.path.islink(path):
+            command += ["--symlink", os.readlink(path), path]
+        elif os.path.exists(path):
+            command += ["--ro-bind", path, path]
+    if not Path(python).is_relative_to("/usr"):
+        command += ["--ro-bind", sys.base_prefix, sys.base_prefix]
+    for name in ("python", "python3"):
+        command += ["--symlink", python, f"{_PROGRAMS}/{name}"]
+    for name, source in packages.items():
+        command += ["--ro-bind", str(source), f"{_PACKAGES}/{name}"]
+    for device in _DEVICES:
+        command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        command += ["--symlink", f"/proc/self/{target}", f"/dev/{name}"]
+    for folder in ("/run", "/tmp", "/dev/shm", FOLDER):
+        command += ["--dir", folder]
+    inside = "/opt/sandbox_inside.py"
+    command += ["--proc", "/proc", "--ro-bind", str(_INSIDE), inside, "--remount-ro", "/", "--chdir", "/"]
+    return [*command, "--", python, "-I", "-S", inside, json.dumps({"folder": FOLDER, **limits.model_dump()})]
+
+
+def _relative(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ConfigError(f"file {name!r}: names of files are relative to the working folder, and stay in it")
+    return name
+
+
+def _content(source: bytes | Path) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    try:
+        return source.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{source}: this file of a sandbox cannot be read ({error})") from error
+
+
+def _package(name: str) -> dict[str, Path]:
+    """Where an importable package lies, with the folder of its shared libraries, where it has one."""
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise ConfigError(f"the package {name} is to be used in a sandbox and is not installed: pip install {name}")
+    origin = Path(found.origin)
+    path = origin.parent if found.submodule_search_locations else origin
+    libraries = path.with_name(f"{name}.libs")
+    return {path.name: path} | ({libraries.name: libraries} if libraries.is_dir() else {})
