@@ -1,22 +1,28 @@
 """DocVQA: its score, its files, the pages that are drawn, and the agent that reads them with real OCR in a sandbox."""
 
+import asyncio
 import io
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+import scripted
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_es import envs
 from hpc_es.config import load
+from hpc_es.config.schema import Config
+from hpc_es.engine.base import Completion
 from hpc_es.envs.base import Message
 from hpc_es.envs.check import check_env
 from hpc_es.envs.docvqa import dataset, env, pages, prompt
 from hpc_es.envs.docvqa.anls import anls, distance, is_exact
 from hpc_es.envs.sandbox import Ran
 from hpc_es.errors import ConfigError, EnvError
+from hpc_es.es.records import Assignment, EvalId
+from hpc_es.worker.rollout import Player
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tasks" / "docvqa.yaml"
 NUM_PAGES = 6
@@ -294,6 +300,30 @@ def test_a_missing_tesseract_is_a_setting_to_change(monkeypatch: pytest.MonkeyPa
         envs.make("docvqa")
     envs.make("docvqa", page="image")  # needs no sandbox
     env._require_tools.cache_clear()
+
+
+@needs_tools
+def test_an_episode_that_outgrows_the_context_ends_without_a_reward_and_forgets_nothing() -> None:
+    class Reads(scripted.Echo):
+        async def generate(self, prompt, sampling, *, seed, choices=None) -> Completion:
+            self.seeds.append(len(prompt))
+            return Completion("<bash>echo " + "x" * 300 + "</bash>", len(prompt), 1, truncated=False)
+
+    config = Config.model_validate(
+        {
+            "run": {"name": "docvqa", "num_updates": 1},
+            "model": {"path": "none"},
+            "task": {"env": "docvqa", "chat": False},
+            "engine": {"max_model_len": 2500},
+        }
+    )
+    engine = Reads()
+    assignment = Assignment(EvalId(0, 0), 1, "train", None, (0,), sampling_seed=11)
+    player = Player(config, engine, lambda kind: envs.make("docvqa"))
+    (episode,) = asyncio.run(player.play(assignment))
+    assert (episode.ended, episode.reward, episode.success) == ("context", 0.0, False)
+    assert sorted(engine.seeds) == engine.seeds  # the prompt only grew
+    assert episode.turns == len(engine.seeds) > 1
 
 
 # --- the page as an image ----------------------------------------------------------------------------------------

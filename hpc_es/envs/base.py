@@ -79,8 +79,10 @@ class Env(ABC):
     history: int | None = 0
     """Past turns (observation and answer) that the loop puts before an observation, None: all. System messages that the
     first observation opens with always stay in front. What is too long loses whole turns, the oldest first."""
+    forgets: bool = True
+    """Off: a history that is too long loses nothing; the episode ends (`context`) when no answer fits behind it."""
     max_prompt_tokens: int | None = None
-    """With a history: the length that makes it lose turns; by default, what leaves room for a whole answer."""
+    """With a history that forgets: the length that makes it lose turns; default: what leaves room for an answer."""
     shows_images: bool = False
     """Messages carry images, which engine and model must be able to take."""
     strip_thinking: bool = False

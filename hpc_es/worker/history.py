@@ -33,7 +33,7 @@ class History(Generic[PromptT]):
             if value is not None and not (type(value) is int and value >= least):
                 raise EnvError(f"{type(env).__name__}.{name} is {value!r}; it must be None or an int from {least}")
         self._encode = encode
-        self._limit = room if room is None or env.max_prompt_tokens is None else min(env.max_prompt_tokens, room)
+        self._limit = min(room, env.max_prompt_tokens or room) if env.forgets and room is not None else None
         self._turns: deque[tuple[Message, ...]] = deque(maxlen=env.history)
         self._front: tuple[Message, ...] | None = () if env.history == 0 else None
         self._now: tuple[Message, ...] = ()

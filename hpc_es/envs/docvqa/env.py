@@ -20,6 +20,7 @@ from hpc_es.errors import ConfigError, EnvError
 
 class DocVqa(Env):
     strip_thinking = True
+    forgets = False  # what outgrows the context has failed
 
     @validate_call
     def __init__(
