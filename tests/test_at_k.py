@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from staged_run import Staged, stage, sync
+from staged_run import Staged, stage, sync, write_facts
 
 from hpc_es.analysis.at_k import at_k, curve, max_at_k, mean_at_k, pass_at_k, plot_at_k
 from hpc_es.analysis.intervals import bootstrap_mean
+from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError, NothingToShow
 from hpc_es.store import Run
 
@@ -46,13 +47,13 @@ def test_pass_at_k_is_the_formula_of_chen_et_al(num_repeats: int, data: st.DataO
 
 
 def test_estimates_have_no_bias() -> None:
-    """From 8 repeats, the rate at which 4 fresh attempts succeed; the plug-in 1 - (1 - c/n)^k is too high."""
+    """From 8 repeats, the rate at which 4 fresh attempts succeed; the plug-in 1 - (1 - c/n)^k is too low."""
     rng = np.random.default_rng(0)
-    rates = rng.uniform(0, 0.4, 20_000)
-    solved = rng.uniform(size=(20_000, 8)) < rates[:, None]
+    rates = rng.uniform(0, 0.4, 4_000)
+    solved = rng.uniform(size=(4_000, 8)) < rates[:, None]
     truth = (1 - (1 - rates) ** 4).mean()
-    assert pass_at_k(solved, 4).mean == pytest.approx(truth, abs=0.008)
-    assert (1 - (1 - solved.mean(axis=1)) ** 4).mean() < truth - 0.01
+    assert pass_at_k(solved, 4).mean == pytest.approx(truth, abs=0.01)
+    assert (1 - (1 - solved.mean(axis=1)) ** 4).mean() < truth - 0.02
 
 
 def test_the_interval_is_over_tasks() -> None:
@@ -114,6 +115,9 @@ def test_of_a_run_the_first_and_the_last_version_are_estimated(tmp_path: Path) -
     expected = [("--", 5 / 12), (":", 3.5 / 12), ("-", 7 / 12), (":", 5.5 / 12)]
     assert styles == [(style, pytest.approx(height)) for style, height in expected]
     assert len(reward.lines) == 4
+    assert success.get_ylabel() == "success on held-out tasks"
+    write_facts(tmp_path, [TaskFacts(str(task), reachable=task > 2) for task in range(12)])
+    assert plot_at_k(run).axes[0].get_ylabel() == "success on held-out tasks (at most 75.0%)"
     assert len(plot_at_k(run, version=2).axes[0].lines) == 2
 
 

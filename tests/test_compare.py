@@ -110,11 +110,21 @@ def test_other_tasks_are_refused_with_what_differs(tmp_path: Path) -> None:
             compare([changed], b)
 
 
+def test_the_same_options_on_other_data_are_other_tasks(tmp_path: Path) -> None:
+    a, b = sides(tmp_path, 30, 10)
+    write_facts(tmp_path / "a", [TaskFacts(f"goal {task}") for task in range(NUM_TASKS)])
+    compare(a, b)  # nothing is known of b's
+    write_facts(tmp_path / "b", [TaskFacts(f"goal {task if task < 5 else task + 1}") for task in range(NUM_TASKS)])
+    with pytest.raises(ConfigError, match="were evaluated on other tasks \\(task 5: goal 5 and goal 6\\)"):
+        compare(a, b)
+
+
 def make_like(other: Policy, config: dict[str, object]) -> Policy:
     """The same policy of a run with another configuration."""
 
     class Changed:
         attrs = other.run.attrs
+        folder = None
 
         def __init__(self) -> None:
             self.config = config

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_es.analysis.canvas import colour, legend_below, panels, percent, title
-from hpc_es.analysis.held_out import by_repeat, episodes
+from hpc_es.analysis.canvas import colour, from_zero, legend_below, panels, percent, title
+from hpc_es.analysis.held_out import Ceiling, at_most, by_repeat, ceiling, episodes
 from hpc_es.analysis.intervals import Interval, bootstrap_mean
 from hpc_es.analysis.runs import Runs, labelled
 from hpc_es.errors import ConfigError, NothingToShow
@@ -93,7 +93,7 @@ def at_k(run: Run, version: int | None = None) -> "pd.DataFrame":
     """pass@k and mean@k of success, max@k and mean@k of reward, of a version whose tasks were played repeatedly.
 
     version None: of the first and the last such version; what was played by another protocol (tasks, decoding) than the
-    last is left out. Columns: version, protocol, num_tasks, num_repeats, name, of, k, mean, low, high.
+    last is left out. Columns: source, version, protocol, num_tasks, num_repeats, name, of, k, mean, low, high.
     Errors: NothingToShow, with which versions there are.
     """
     import pandas as pd
@@ -101,7 +101,7 @@ def at_k(run: Run, version: int | None = None) -> "pd.DataFrame":
     frames = []
     for row in _repeated(run, version).itertuples():
         played = episodes(run, int(str(row.version)), str(row.source))
-        facts: dict[str, Any] = {"version": row.version, "protocol": row.protocol}
+        facts: dict[str, Any] = {"source": row.source, "version": row.version, "protocol": row.protocol}
         for name, of, estimator in _CURVES:
             values = by_repeat(played, of)
             facts |= {"num_tasks": values.shape[0], "num_repeats": values.shape[1], "name": name, "of": of}
@@ -114,10 +114,11 @@ def at_k(run: Run, version: int | None = None) -> "pd.DataFrame":
 def plot_at_k(runs: Runs, version: int | None = None) -> "Figure":
     """Success (left) and reward (right) of the best of k attempts, and dotted of one; the last version solid, the first
     dashed, with 95 % intervals over tasks; or one version. Errors: NothingToShow where tasks were played once."""
-    shown, reasons = [], []
+    shown, reasons, ceilings = [], [], set[Ceiling | None]()
     for label, run in labelled(runs):
         try:
             shown.append((label, at_k(run, version)))
+            ceilings |= {ceiling(run, source=source) for source in shown[-1][1]["source"]}
         except NothingToShow as reason:
             reasons.append(str(reason))
     if not shown:
@@ -134,6 +135,10 @@ def plot_at_k(runs: Runs, version: int | None = None) -> "Figure":
         axes.set_xticks(KS, [str(k) for k in KS])
         axes.set_xlim(0.9, 1.1 * max(table["k"].max() for _, table in shown))
     percent(row[0])
+    from_zero(row[0])
+    highest = at_most(ceilings)
+    row[0].set_ylabel("success on held-out tasks" + (f" (at most {highest})" if highest else ""))
+    row[1].set_ylabel("reward on held-out tasks")
     legend_below(figure, row[0], 3)
     return figure
 
@@ -156,7 +161,8 @@ def _repeated(run: Run, version: int | None) -> "pd.DataFrame":
     if evals.empty:
         raise NothingToShow("no version has played its held-out tasks more than once (eval.repeats)")
     if version is None:
-        same = evals[evals["protocol"] == evals["protocol"].iloc[-1]]
+        protocols = evals["protocol_digest"].fillna(0)
+        same = evals[protocols == protocols.iloc[-1]]
         return same.iloc[[0, -1]].drop_duplicates("version")
     if version not in set(evals["version"]):
         known = ", ".join(str(known) for known in evals["version"])

@@ -163,11 +163,21 @@ def _refuse_other_tasks(a: Run, b: Run) -> None:
         for key in sorted({*options_a, *options_b})
         if options_a.get(key) != options_b.get(key)
     ]
+    differing += _other_data(a, b)
     if differing:
         raise ConfigError(
             f"{a.attrs['run_id']} and {b.attrs['run_id']} were evaluated on other tasks ({'; '.join(differing)}): "
             "only the same tasks can be paired"
         )
+
+
+def _other_data(a: Run, b: Run) -> list[str]:
+    """The first task that the manifests of both name otherwise: the same options on other data."""
+    facts_a, facts_b = held_out.task_facts(a) or [], held_out.task_facts(b) or []
+    for number, (one, other) in enumerate(zip(facts_a, facts_b, strict=False)):
+        if one.id != other.id:
+            return [f"task {number}: {one.id} and {other.id}"]
+    return []
 
 
 def _evaluation_env(run: Run) -> tuple[str, dict[str, Any]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_es.analysis.canvas import MUTED, colour, legend_below, panels, percent, thousands, title, whole_numbers
 from hpc_es.analysis.conditions import table
-from hpc_es.analysis.held_out import Ceiling, ceilings
+from hpc_es.analysis.held_out import Ceiling, at_most, ceiling
 from hpc_es.analysis.progress import (
     COSTS,
     TRAILING_UPDATES,
@@ -149,16 +149,18 @@ def _label_x(axes: "Axes", x: Cost) -> None:
 
 def _held_out_label(conditions: Sequence[Condition], measure: Measure) -> str:
     """What the y axis is, and the ceiling of success where there is one below 1."""
-    highest = " or ".join(f"{ceiling.share:.1%}" for ceiling in _ceilings(conditions, measure))
+    highest = at_most(_ceilings(conditions, measure))
     return AXIS_LABELS[measure] + (f"\n(dotted: the ceiling, {highest})" if highest else "")
 
 
 def _dress(axes: "Axes", conditions: Sequence[Condition], measure: Measure) -> None:
     if measure == "success":
         percent(axes)
-    for ceiling in _ceilings(conditions, measure):
-        axes.axhline(ceiling.share, color=MUTED, linestyle=":", linewidth=1)
+    for known in _ceilings(conditions, measure):
+        axes.axhline(known.share, color=MUTED, linestyle=":", linewidth=1)
 
 
-def _ceilings(conditions: Sequence[Condition], measure: Measure) -> list[Ceiling]:
-    return ceilings(run for condition in conditions for run in condition.runs) if measure == "success" else []
+def _ceilings(conditions: Sequence[Condition], measure: Measure) -> set[Ceiling]:
+    if measure != "success":
+        return set()
+    return {known for condition in conditions for run in condition.runs if (known := ceiling(run)) is not None}

@@ -117,7 +117,6 @@ def ceiling(run: Run, tasks: Iterable[int] | None = None, source: str = "run") -
     return Ceiling(sum(facts[task].reachable for task in chosen), len(chosen))
 
 
-def ceilings(runs: Iterable[Run]) -> list[Ceiling]:
-    """The different ones among these runs, lowest first."""
-    found = {known for run in runs if (known := ceiling(run)) is not None}
-    return sorted(found, key=lambda known: (known.share, known.num_tasks))
+def at_most(ceilings: Iterable[Ceiling | None]) -> str:
+    """For a label of success: "97.7%", or several of these; empty where there is none."""
+    return " or ".join(f"{share:.1%}" for share in sorted({known.share for known in ceilings if known}))
