@@ -63,7 +63,7 @@ class EndpointEngine(Engine):
         # without a key its header is left out, rather than filled with something
         self._options: Any = {} if self._key else {"headers": {"Authorization": openai.Omit()}}
         self._slots = asyncio.Semaphore(engine.max_concurrent)
-        self._served: list[Mapping[str, Any]] = []
+        self._served: list[_Card] = []
         self._fingerprint = ""
         self._way_to_choose = 0
         self._digest = int.from_bytes(hashlib.blake2b(f"{self._url}\0{self._model}".encode(), digest_size=8).digest())
@@ -107,14 +107,14 @@ class EndpointEngine(Engine):
 
     @property
     def info(self) -> EngineInfo:
-        card = next((served for served in self._served if served["id"] == self._model), {})
+        card = next((card.known() for card in self._served if card.id == self._model), "")
         facts = {
             "engine": "endpoint",
             "openai": openai.__version__,
             "url": self._url,
             "model": self._model,
             "listed": _few(self._names),
-            "card": ", ".join(f"{key}={card[key]}" for key in ("owned_by", "root", "max_model_len") if key in card),
+            "card": card,
             "fingerprint": self._fingerprint,
             "choices": "constrained generation, not ranked by log-probability",
         }
@@ -198,8 +198,7 @@ class EndpointEngine(Engine):
 
     def _body(self, chat: Chat, sampling: SamplingConfig, seed: int) -> dict[str, Any]:
         """What a request says beside model and messages; None: nothing of that name."""
-        owners = {served.get("owned_by") for served in self._served}
-        untouched = _UNTOUCHED if owners.intersection(_FILLS_IN) else {}
+        untouched = _UNTOUCHED if any(card.owned_by in _FILLS_IN for card in self._served) else {}
         return {
             **untouched,
             "temperature": sampling.temperature,
@@ -222,27 +221,28 @@ class EndpointEngine(Engine):
             raise self._explained(error) from error
         except UnicodeEncodeError as error:
             raise EnvError(f"a message or a choice cannot be sent: {error}") from error
+        except ValueError as error:
+            raise EngineError(f"{self._url} sent what is no JSON: {error}") from error
 
-    async def _list(self) -> list[Mapping[str, Any]]:
+    async def _list(self) -> list["_Card"]:
         """The models that the server says it has; none where it does not say. Errors: EngineError when it cannot be
         reached, or refuses the key."""
         try:
             async with asyncio.timeout(LIST_TIMEOUT_S):
-                listed: Any = await self._client.get("/models", cast_to=object, options=self._options)
+                listed = await self._client.get("/models", cast_to=object, options=self._options)
+                return msgspec.convert(listed, _Listed).data
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.APIConnectionError) as error:
             raise self._explained(error) from error
         except TimeoutError:
             raise EngineError(
                 f"{self._url}, asked for its models, did not answer within {LIST_TIMEOUT_S:g} s"
             ) from None
-        except openai.OpenAIError:  # many have no such list; whether there is the model shows when it is asked
-            return []
-        models = listed.get("data") if isinstance(listed, dict) else None
-        return [model for model in models or () if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        except (openai.OpenAIError, ValueError):
+            return []  # many have no such list; whether there is the model shows when it is asked
 
     @property
     def _names(self) -> list[str]:
-        return [model["id"] for model in self._served]
+        return [card.id for card in self._served]
 
     def _explained(self, error: openai.OpenAIError) -> EngineError:
         """What a failed request means here."""
@@ -278,6 +278,23 @@ class EndpointEngine(Engine):
 
 class _Refused(EngineError):
     """The server understood the request and does not take it."""
+
+
+class _Card(msgspec.Struct):
+    """What is read of a server's word on one of its models."""
+
+    id: str
+    owned_by: str | None = None
+    root: str | None = None
+    max_model_len: int | None = None
+
+    def known(self) -> str:
+        facts = {"owned_by": self.owned_by, "root": self.root, "max_model_len": self.max_model_len}
+        return ", ".join(f"{name}={fact}" for name, fact in facts.items() if fact is not None)
+
+
+class _Listed(msgspec.Struct):
+    data: list[_Card]
 
 
 class _Message(msgspec.Struct):

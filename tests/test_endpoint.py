@@ -1,0 +1,573 @@
+"""A model behind an endpoint: what it is sent, what counts as its answer, and what every way to fail leads to."""
+
+import asyncio
+import base64
+import time
+from typing import Any
+
+import pytest
+import scripted
+from chat_server import HANGS, HANGS_UP, ChatServer, Reply, busy, completion, refuses, says
+
+from hpc_es import envs
+from hpc_es.config import load
+from hpc_es.config.schema import Config, EngineConfig, ModelConfig, SamplingConfig
+from hpc_es.engine import endpoint, start_engine
+from hpc_es.engine.base import Chat, Completion
+from hpc_es.engine.endpoint import EndpointEngine
+from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
+from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member
+from hpc_es.launch import prepare
+from hpc_es.worker.rollout import Player
+
+CHAT = Chat(({"role": "user", "content": "What is the capital of France?"},), {})
+
+
+@pytest.fixture(autouse=True)
+def _quick_and_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001, raising=False)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01, raising=False)
+
+
+def settings(server: ChatServer, **others: Any) -> EngineConfig:
+    return EngineConfig.model_validate({"kind": "endpoint", "url": server.url, **others})
+
+
+async def started(server: ChatServer, model: str = "m", **others: Any) -> EndpointEngine:
+    engine = await start_engine(ModelConfig(path=model), settings(server, **others), threads=1)
+    assert isinstance(engine, EndpointEngine)
+    return engine
+
+
+def ask(
+    server: ChatServer, *, sampling: SamplingConfig | None = None, seed: int = 5, chat: Chat = CHAT, **others: Any
+) -> Completion:
+    """The answer of a fresh engine."""
+
+    async def asked() -> Completion:
+        engine = await started(server, **others.pop("engine", {}))
+        try:
+            return await engine.chat(chat, sampling or SamplingConfig(), seed=seed, **others)
+        finally:
+            await engine.close()
+
+    return asyncio.run(asked())
+
+
+def start_error(server: ChatServer, **others: Any) -> str:
+    with pytest.raises(EngineError) as caught:
+        asyncio.run(started(server, **others))
+    return str(caught.value)
+
+
+def make_config(url: str, env: str = "scripted:Steps", engine: dict[str, Any] | None = None, **task: Any) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "frozen", "num_updates": 1},
+            "model": {"path": "m"},
+            "task": {"env": env, **task},
+            "engine": {"kind": "endpoint", "url": url, **(engine or {})},
+        }
+    )
+
+
+def play(server: ChatServer, tasks: range | tuple[int, ...] = (5, 3, 8), env: Env | None = None, **others: Any):
+    """(episodes, the engine that played them)."""
+
+    async def played() -> tuple[tuple[Episode, ...], EndpointEngine]:
+        config = make_config(server.url, **others)
+        engine = await start_engine(config.model, config.engine, threads=1)
+        try:
+            player = Player(config, engine, lambda kind: env or envs.make_for(config, kind))
+            assignment = Assignment(EvalId(0, 0), 0, "eval", None, tuple(tasks), sampling_seed=11)
+            return await player.play(assignment), engine
+        finally:
+            await engine.close()
+
+    return asyncio.run(played())
+
+
+def echo(body: dict[str, Any]) -> Reply:
+    return says(body["messages"][-1]["content"])
+
+
+# what it is told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["engine.kind=endpoint"], "engine.url is missing: engine.kind=endpoint needs"),
+        (["engine.url=http://a/v1"], "engine.url=http://a/v1 is for engine.kind=endpoint, not for vllm"),
+        (["engine.kind=endpoint", "engine.url=ftp://a/v1"], r"engine.url=ftp://a/v1 \(override\) must be a base URL"),
+        (["engine.kind=endpoint", "engine.url=localhost:8000"], "must be a base URL with http"),
+        (["engine.kind=endpoint", "engine.url=http://a:99999"], "must be a base URL with http"),
+        (["engine.kind=endpoint", "engine.url=http://u:secret@a/v1"], "URL without user"),
+        (["engine.kind=endpoint", "engine.url=http://a/v1?key=secret"], "URL without user"),
+        (["engine.api_key_env=sk-secret"], "never the key itself"),
+    ],
+)
+def test_a_url_belongs_to_an_endpoint_and_secrets_belong_nowhere(tmp_path, overrides, words):
+    file = tmp_path / "config.yaml"
+    file.write_text("run: {name: a, num_updates: 1}\nmodel: {path: m}\ntask: {env: sudoku}\n")
+    with pytest.raises(ConfigError, match=words) as caught:
+        load(file, overrides)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_context_of_an_endpoint_is_its_own_matter():
+    config = make_config("https://a.example/v1/", engine={"max_model_len": 16})
+    assert (config.engine.url, config.sampling.max_tokens) == ("https://a.example/v1", 64)
+
+
+# what is sent
+
+
+def test_every_setting_reaches_the_server_and_its_answer_comes_back_with_its_tokens():
+    sampling = SamplingConfig(
+        temperature=0.5, top_p=0.9, top_k=20, presence_penalty=1.5, max_tokens=9, stop=("\n", "END")
+    )
+    with ChatServer(says("Paris", tokens=(21, 2))) as server:
+        answer = ask(server, sampling=sampling, seed=2**64 - 1, chat=Chat(CHAT.messages, {"enable_thinking": False}))
+    assert answer == Completion("Paris", 21, 2, truncated=False)
+    (asked,) = server.asked
+    assert asked.body == {
+        "model": "m",
+        "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 20,
+        "presence_penalty": 1.5,
+        "max_tokens": 9,
+        "stop": ["\n", "END"],
+        "seed": 2**63 - 1,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+
+
+def test_what_openai_does_not_know_is_left_out_unless_it_is_set():
+    with ChatServer() as server:
+        ask(server)
+    assert server.asked[0].body.keys() == {
+        "model", "messages", "temperature", "top_p", "presence_penalty", "max_tokens", "seed",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("owner", ["vllm", "sglang"])
+def test_a_server_that_would_fill_in_the_checkpoints_own_penalties_is_told_that_there_are_none(owner):
+    with ChatServer() as server:
+        server.listing = Reply(body={"data": [{"id": "m", "owned_by": owner}]})
+        ask(server)
+        ask(server, sampling=SamplingConfig(top_k=7))
+    sent = [(asked.body["top_k"], asked.body["min_p"], asked.body["repetition_penalty"]) for asked in server.asked]
+    assert sent == [(-1, 0.0, 1.0), (7, 0.0, 1.0)]
+
+
+def test_engine_extra_is_laid_over_a_request_and_null_takes_a_field_out_of_it():
+    extra = {"max_tokens": None, "max_completion_tokens": 4096, "reasoning_effort": "low"}
+    with ChatServer() as server:
+        ask(server, engine={"extra": extra})
+    body = server.asked[0].body
+    assert (body.get("max_tokens"), body["max_completion_tokens"], body["reasoning_effort"]) == (None, 4096, "low")
+
+
+def test_the_key_goes_into_the_header_and_nowhere_else(monkeypatch):
+    monkeypatch.setenv("MY_KEY", "sk-secret\n")
+    with ChatServer(refuses(400, "sk-secret is not allowed to do this")) as server:
+        with pytest.raises(EngineError, match=r"\(the key\) is not allowed") as caught:
+            ask(server, engine={"api_key_env": "MY_KEY"})
+        assert server.asked[0].headers["authorization"] == "Bearer sk-secret"
+        assert "secret" not in str(caught.value)
+        engine = asyncio.run(started(server, api_key_env="MY_KEY"))
+    assert "secret" not in repr(engine.info)
+
+
+def test_without_a_key_no_header_is_sent():
+    with ChatServer() as server:
+        ask(server)
+    assert "authorization" not in server.asked[0].headers
+
+
+def test_a_key_that_no_header_can_hold_is_refused_without_showing_it(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "schlüssel")
+    with (
+        ChatServer() as server,
+        pytest.raises(ConfigError, match="OPENAI_API_KEY holds what cannot be a key") as caught,
+    ):
+        ask(server)
+    assert "schl" not in str(caught.value)
+
+
+def test_images_go_as_data_urls_before_the_text():
+    class Shows(scripted.Steps):
+        def reset(self, task: int) -> Observation:
+            return Observation((Message("user", "what is it?", images=(b"\x89PNG\r\n", b"\xff\xd8jpeg")),))
+
+        def step(self, text: str) -> StepResult:
+            return StepResult(None, 1.0, True, False)
+
+    with ChatServer() as server:
+        play(server, (0,), Shows())
+    *images, text = server.asked[0].body["messages"][0]["content"]
+    assert text == {"type": "text", "text": "what is it?"}
+    png, jpeg = (image["image_url"]["url"] for image in images)
+    assert png == "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n").decode()
+    assert jpeg.startswith("data:image/jpeg;base64,")
+
+
+# what counts as an answer
+
+
+def test_an_answer_that_was_cut_is_truncated_and_one_without_text_is_empty():
+    with ChatServer(says(None, finish="length")) as server:
+        assert ask(server) == Completion("", 7, 3, truncated=True)
+
+
+def test_where_the_server_counts_no_tokens_there_are_none(caplog):
+    with ChatServer(says("hi", tokens=None)) as server:
+        server.greeting = says("2", tokens=None)
+        assert ask(server) == Completion("hi", 0, 0, truncated=False)
+    assert "does not count tokens" in caplog.text
+
+
+def test_an_answer_that_cannot_be_written_loses_what_cannot():
+    with ChatServer(Reply(body='{"choices": [{"message": {"content": "a\\ud800b"}}]}')) as server:
+        assert ask(server).text == "a?b"
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (Reply(body='{"choices": [{"mess'), "sent what is no JSON"),
+        (Reply(body="<html>", headers={"content-type": "text/html"}), "sent no chat completion .*: <html>"),
+        (Reply(body={}), "missing required field `choices`"),
+        (Reply(body={"choices": []}), "length >= 1"),
+        (Reply(body={"choices": "a"}), "Expected `array`"),
+        (Reply(body={"choices": [{"message": "hi"}]}), "Expected `object`"),
+        (Reply(body={"choices": [{"message": {"content": 5}}]}), "Expected `str"),
+        (Reply(body=[1]), "Expected `object`, got `array`"),
+        (Reply(body={"error": {"message": "no provider"}}), "no provider"),
+        (says("half of it", finish="abort"), "broke an answer off"),
+        (refuses(400, "presence_penalty is not for this model"), "HTTP 400: presence_penalty .*engine.extra"),
+        (refuses(404, "The model `m` does not exist"), "has no model m that chats .*it has m"),
+        (refuses(401, "who are you?"), "refuses access to m .*who are you.*OPENAI_API_KEY is not set"),
+    ],
+)
+def test_what_is_no_answer_is_an_error_and_never_an_empty_text(reply, words):
+    with ChatServer(reply) as server, pytest.raises(EngineError, match=words):
+        ask(server)
+
+
+# what is tried again
+
+
+@pytest.mark.parametrize("fault", [busy(429), busy(500), busy(503), HANGS_UP])
+def test_a_server_that_is_busy_or_gone_for_a_while_is_asked_again(fault):
+    with ChatServer(says("at last"), fault, fault, fault, fault) as server:
+        assert ask(server).text == "at last"
+    assert len(server.asked) == 5
+    assert all(asked == server.asked[0] or asked.body == server.asked[0].body for asked in server.asked)
+
+
+def test_an_answer_that_takes_too_long_is_asked_for_again():
+    with ChatServer(says("at last"), HANGS) as server:
+        assert ask(server, engine={"request_timeout": 0.3}).text == "at last"
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (busy(429), "3 times in a row, at last with HTTP 429: too much to do"),
+        (busy(502), "3 times in a row, at last with HTTP 502"),
+        (HANGS_UP, "did not answer, 3 times in a row"),
+        (HANGS, r"did not answer, 3 times in a row \(ReadTimeout; engine.request_timeout=0.2 s\)"),
+    ],
+)
+def test_a_server_that_stays_away_is_a_fault_that_says_what_it_did_last(monkeypatch, fault, words):
+    monkeypatch.setattr(endpoint, "MAX_RETRIES", 2)
+    with ChatServer(fault) as server, pytest.raises(EngineError, match=words):
+        play(server, engine={"request_timeout": 0.2})
+
+
+def test_an_episode_does_not_wait_for_ever():
+    with ChatServer(HANGS) as server, pytest.raises(EngineError, match=r"no answer within task\.episode_timeout=0.3 s"):
+        play(server, episode_timeout=0.3)
+
+
+# how it starts
+
+
+def test_a_model_that_the_server_does_not_have_is_named_with_those_that_it_has():
+    with ChatServer() as server:
+        server.greeting = refuses(404, "The model `n` does not exist")
+        found = start_error(server, model="n")
+    assert found == f"{server.url} has no model n that chats (HTTP 404: The model `n` does not exist); it has m"
+
+
+def test_a_server_that_answers_for_a_model_that_it_does_not_list_is_worth_a_warning(caplog):
+    with ChatServer() as server:
+        asyncio.run(started(server, model="alias"))
+    assert "answers for alias, but lists only m" in caplog.text
+
+
+@pytest.mark.parametrize("listing", [Reply(404, "Not Found"), Reply(body="<html>"), Reply(body={"data": 5}), busy(500)])
+def test_a_server_without_a_list_of_models_is_used_all_the_same(listing):
+    with ChatServer() as server:
+        server.listing = listing
+        assert ask(server).text == "hello"
+
+
+def test_a_wrong_base_url_is_guessed_at():
+    with ChatServer() as server:
+        server.url = server.url.removesuffix("/v1") + "/nothing/here"
+        server.listing = Reply(404)
+        server.reply_to = lambda asked: Reply(404, {"detail": "Not Found"})
+        assert "is that its base URL, as in http://host:8000/v1?" in start_error(server)
+
+
+def test_a_key_that_is_refused_is_told_at_the_start():
+    with ChatServer() as server:
+        server.listing = refuses(401, "bad key")
+        assert (
+            "refuses access to m (HTTP 401: bad key); the environment variable OPENAI_API_KEY is not set"
+            in start_error(server)
+        )
+
+
+def test_a_server_that_is_not_there_is_told_within_seconds():
+    with ChatServer() as server:
+        pass
+    began = time.monotonic()
+    assert "was not reached or did not answer, 3 times in a row (ConnectError" in start_error(server)
+    assert time.monotonic() - began < 10
+
+
+def test_a_server_that_never_answers_is_told_within_seconds(monkeypatch):
+    monkeypatch.setattr(endpoint, "LIST_TIMEOUT_S", 0.3)
+    with ChatServer() as server:
+        server.listing = HANGS
+        assert "asked for its models, did not answer within 0.3 s" in start_error(server)
+        server.listing, server.greeting = Reply(404), HANGS
+        assert "m at http" in start_error(server, request_timeout=0.3)
+
+
+def test_what_is_known_of_the_server_stands_in_the_facts():
+    with ChatServer() as server:
+        server.listing = Reply(
+            body={"data": [{"id": "m", "owned_by": "vllm", "root": "org/model", "max_model_len": 512}]}
+        )
+        server.greeting = Reply(body={**completion("2"), "system_fingerprint": "vllm-0.32.0"})
+        info = asyncio.run(started(server)).info
+        other = asyncio.run(started(server, model="another")).info
+    facts = {name: fact for name, fact in info.facts.items() if name != "openai"}
+    assert facts == {
+        "engine": "endpoint",
+        "url": server.url,
+        "model": "m",
+        "listed": "m",
+        "card": "owned_by=vllm, root=org/model, max_model_len=512",
+        "fingerprint": "vllm-0.32.0",
+        "choices": "constrained generation, not ranked by log-probability",
+    }
+    assert 0 < info.base_digest < 2**64
+    assert info.base_digest != other.base_digest
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr("hpc_es.engine.find_spec", lambda name: None)
+    with ChatServer() as server, pytest.raises(ConfigError, match=r"pip install 'hpc_es\[endpoint\]'"):
+        asyncio.run(started(server))
+
+
+# what it is not
+
+
+def test_an_endpoint_is_the_centre_of_version_0_and_nothing_else():
+    async def try_all(server: ChatServer) -> None:
+        engine = await started(server)
+        await engine.perturb(None)
+        await engine.update([])
+        await engine.load(None)
+        await engine.probe()
+        assert (engine.version, engine.digest) == (0, engine.info.base_digest)
+        for change in (
+            engine.perturb(Member(seed=1, sign=1, sigma=1e-3)),
+            engine.update([Commit(version=1, alpha=0.1, members=())]),
+            engine.load(prepare.Path("somewhere")),
+        ):
+            with pytest.raises(EngineError, match="a frozen endpoint cannot be trained"):
+                await change
+        for look in (
+            engine.logits([1]),
+            engine.log_probabilities([1], [(2,)]),
+            engine.generate([1], SamplingConfig(), seed=0),
+        ):
+            with pytest.raises(EngineError, match=r"no log-probabilities|takes messages"):
+                await look
+        await engine.close()
+
+    with ChatServer() as server:
+        asyncio.run(try_all(server))
+
+
+def test_a_run_that_would_train_an_endpoint_is_refused_before_it_starts():
+    with pytest.raises(ConfigError, match=r"a frozen endpoint cannot be trained; `hpc-es eval http://a/v1 --model m`"):
+        prepare.check(make_config("http://a/v1"))
+
+
+def test_an_endpoint_takes_chats_only():
+    with (
+        ChatServer() as server,
+        pytest.raises(ConfigError, match=r"task\.chat=false: engine\.kind=endpoint takes chats"),
+    ):
+        play(server, chat=False)
+
+
+# given choices
+
+
+def test_a_server_that_can_keep_the_model_to_given_choices_does():
+    with ChatServer(lambda body: says(body["structured_outputs"]["choice"][1])) as server:
+        sampling = SamplingConfig(max_tokens=1, stop=("n",), presence_penalty=1)
+        assert ask(server, choices=("go north", "go south"), sampling=sampling).text == "go south"
+    (asked,) = server.asked
+    assert (asked.body["max_tokens"], asked.body.get("stop"), asked.body["presence_penalty"]) == (9, None, 0)
+
+
+def older_vllm(body: dict[str, Any]) -> Reply:
+    return says(body["guided_choice"][0] if "guided_choice" in body else "I would go north.")
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_older_server_is_asked_in_its_own_words_and_remembered(strict):
+    def answer(body: dict[str, Any]) -> Reply:
+        return refuses(400, "unknown field") if strict and "structured_outputs" in body else older_vllm(body)
+
+    async def ask_twice(server: ChatServer) -> list[str]:
+        engine = await started(server)
+        answers = [await engine.chat(CHAT, SamplingConfig(), seed=n, choices=("a", "b")) for n in range(2)]
+        await engine.close()
+        return [answer.text for answer in answers]
+
+    with ChatServer(answer) as server:
+        assert asyncio.run(ask_twice(server)) == ["a", "a"]
+    assert ["structured_outputs" in asked.body for asked in server.asked] == [True, False, False]
+
+
+@pytest.mark.parametrize("reply", [says("I would go north."), refuses(400, "Unrecognized request argument")])
+def test_a_server_that_cannot_choose_is_a_mistake_in_the_configuration(reply):
+    with ChatServer(reply) as server, pytest.raises(ConfigError, match=r"does not keep m to given choices.*free"):
+        ask(server, choices=("a", "b"))
+
+
+@pytest.mark.parametrize("choices", [(), ("a", ""), ("a", "b", "a")])
+def test_choices_that_are_none_are_a_fault_of_the_environment(choices):
+    with ChatServer() as server, pytest.raises(EnvError, match="choices"):
+        ask(server, choices=choices)
+
+
+# how it plays
+
+
+def test_episodes_are_played_as_with_any_engine():
+    with ChatServer(echo) as server:
+        episodes, _ = play(server, chat_options={"enable_thinking": False})
+    assert [(e.task, e.reward, e.turns, e.success, e.ended) for e in episodes] == [
+        (task, float(task), 3, True, "terminated") for task in (5, 3, 8)
+    ]
+    assert (episodes[0].tokens_in, episodes[0].tokens_out) == (21, 9)
+    assert all(asked.body["chat_template_kwargs"] == {"enable_thinking": False} for asked in server.asked)
+    assert len({asked.body["seed"] for asked in server.asked}) == 9
+
+
+class Remembers(scripted.Steps):
+    history = 2
+    limit = 5
+    max_prompt_tokens = 1
+
+    def step(self, text: str) -> StepResult:
+        return super().step(f"task {self.task} turn {self.turn}")
+
+
+def test_history_is_limited_by_turns_since_tokens_cannot_be_counted():
+    with ChatServer() as server:
+        play(server, (4,), Remembers(), engine={"max_model_len": 16})
+    roles = [[message["role"][0] for message in asked.body["messages"]] for asked in server.asked]
+    assert ["".join(turn) for turn in roles] == ["u", "uau", "uauau", "uauau", "uauau"]
+    assert server.asked[-1].body["messages"][1] == {"role": "assistant", "content": "hello"}
+
+
+TOO_LONG = {
+    "vllm": "This model's maximum context length is 512 tokens. However, your prompt contains at least 513 tokens",
+    "llama.cpp": "the request exceeds the available context size, try increasing it",
+    "openai": "Please reduce the length of the messages.",
+}
+
+
+@pytest.mark.parametrize("server_kind", TOO_LONG)
+def test_a_conversation_that_outgrows_the_context_ends_its_episode_with_the_reward_so_far(server_kind):
+    def answer(body: dict[str, Any]) -> Reply:
+        is_long = len(body["messages"][-1]["content"]) > 5000
+        return refuses(400, TOO_LONG[server_kind]) if is_long else says("hm")
+
+    with ChatServer(answer) as server:
+        (episode,), _ = play(server, (1,), scripted.TooLong())
+    assert (episode.ended, episode.reward, episode.turns) == ("context", 0.25, 1)
+
+
+def test_an_answer_for_which_there_is_not_enough_room_gets_what_there_is():
+    def answer(body: dict[str, Any]) -> Reply:
+        refusal = refuses(400, "you requested 600 tokens", code="context_length_exceeded")
+        return refusal if "max_tokens" in body else says("as much as fits", finish="length")
+
+    with ChatServer(answer) as server:
+        assert ask(server).text == "as much as fits"
+
+
+def test_answers_that_could_never_fit_are_a_mistake_and_no_outcome():
+    message = "max_tokens=600 cannot be greater than max_model_len=512. Please request fewer output tokens."
+    with ChatServer(refuses(400, message)) as server, pytest.raises(EngineError, match="max_tokens=600") as caught:
+        ask(server)
+    assert not isinstance(caught.value, ContextFull)
+
+
+def test_a_message_that_cannot_be_sent_is_a_fault_of_the_environment():
+    with ChatServer() as server, pytest.raises(EnvError, match="cannot be sent"):
+        ask(server, chat=Chat(({"role": "user", "content": "\ud800"},), {}))
+
+
+@pytest.mark.parametrize("at_once", [64, 4])
+def test_a_slow_server_is_asked_by_as_many_as_allowed_and_holds_nothing_up(at_once):
+    """So many episodes of three turns, 0.2 s an answer: the event loop turns meanwhile."""
+    turns_of_the_loop = 0
+
+    async def watch() -> None:
+        nonlocal turns_of_the_loop
+        while True:
+            await asyncio.sleep(0.01)
+            turns_of_the_loop += 1
+
+    async def played(server: ChatServer) -> float:
+        config = make_config(server.url, env="scripted:Instant", engine={"max_concurrent": at_once})
+        engine = await start_engine(config.model, config.engine, threads=1)
+        player = Player(config, engine, lambda kind: envs.make_for(config, kind))
+        watching, began = asyncio.create_task(watch()), time.monotonic()
+        tasks = tuple(range(at_once))
+        await player.play(Assignment(EvalId(0, 0), 0, "eval", None, tasks, sampling_seed=1))
+        took = time.monotonic() - began
+        watching.cancel()
+        assert turns_of_the_loop > 10 * took
+        # the engine keeps to the limit by itself, too
+        await asyncio.gather(*(engine.chat(CHAT, SamplingConfig(), seed=n) for n in range(at_once + 8)))
+        await engine.close()
+        return took
+
+    def slowly(body: dict[str, Any]) -> Reply:
+        return Reply(body=echo(body).body, after_s=0.2)
+
+    with ChatServer(slowly) as server:
+        took = asyncio.run(played(server))
+    assert server.most == at_once
+    assert took < 0.7 * at_once * 3 * 0.2
