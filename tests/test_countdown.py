@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_es import envs
+from hpc_es.envs.base import TaskFacts
 from hpc_es.envs.conciseness import QUESTIONS
 from hpc_es.envs.countdown import puzzle, value
-from hpc_es.errors import ConfigError
+from hpc_es.errors import ConfigError, EnvError
 
 
 def reachable(numbers: tuple[Fraction, ...]) -> set[Fraction]:
@@ -116,3 +117,13 @@ def test_conciseness_rewards_the_length_and_nothing_else(said: str, reward: floa
 def test_the_questions_of_the_splits_differ_and_none_is_asked_twice() -> None:
     asked = [question for split in QUESTIONS.values() for question, _ in split]
     assert len(asked) == len(set(asked))
+
+
+def test_tasks_are_called_by_what_they_ask() -> None:
+    countdown, conciseness = envs.make("countdown", num_tasks=3), envs.make("conciseness", split="eval")
+    numbers, target = puzzle(0, "train", 2, (3, 4), 99, 100)
+    assert countdown.facts(2) == TaskFacts(f"{' '.join(map(str, numbers))} -> {target}", horizon=1)
+    assert conciseness.facts(0) == TaskFacts("What is the capital of Portugal?", horizon=1)
+    for env in (countdown, conciseness):
+        with pytest.raises(EnvError, match=f"tasks are 0..{env.num_tasks - 1}"):
+            env.facts(env.num_tasks)

@@ -13,7 +13,7 @@ from hpc_es.envs import make
 from hpc_es.envs.base import Observation
 from hpc_es.envs.check import check_env
 from hpc_es.envs.sudoku import Sudoku, parse_digit, parse_move
-from hpc_es.errors import ConfigError
+from hpc_es.errors import ConfigError, EnvError
 
 
 def blanks_and_digits(env: Sudoku, task: int) -> list[tuple[int, int, int]]:
@@ -40,6 +40,16 @@ def env() -> Sudoku:
     return Sudoku(blanks=4, num_tasks=3)
 
 
+def test_a_generated_puzzle_is_called_by_its_givens(env: Sudoku) -> None:
+    other = Sudoku(blanks=4, num_tasks=2)
+    names = [env.facts(task).id for task in range(3)]
+    assert names[:2] == [other.facts(task).id for task in range(2)]
+    assert len(set(names)) == 3
+    assert all(re.fullmatch(r"[1-9.]{81}", name) and name.count(".") == 4 for name in names)
+    with pytest.raises(EnvError, match=r"tasks are 0\.\.2"):
+        env.facts(3)
+
+
 @pytest.mark.parametrize("size", [4, 9])
 @pytest.mark.parametrize("action", ["move", "digit"])
 @pytest.mark.parametrize("prompt", ["full", "short"])
@@ -52,6 +62,7 @@ def test_every_variant_keeps_the_contract(size: int, action: str, prompt: str, p
 def test_the_right_moves_solve_the_puzzle_in_one_turn_each(env: Sudoku) -> None:
     env.reset(0)
     *first, last = [env.step(move) for move in moves(env, 0)]
+    assert len(first) + 1 == env.facts(0).horizon
     assert not any(result.done or result.invalid or result.reward for result in first)
     assert last.terminated
     assert last.success
@@ -273,6 +284,7 @@ def test_a_file_gives_the_puzzles_of_its_split_with_the_wanted_blanks(shared_sud
     env = Sudoku(path=shared_sudoku / "{split}.jsonl", split="eval", blanks=10)
     assert env.num_tasks == 32
     assert all(len(puzzle.blanks) == 10 for puzzle in env._puzzles)
+    assert re.fullmatch(r"eval-\d{6}", env.facts(0).id)
     env.reset(31)
     results = [env.step(move) for move in moves(env, 31)]
     assert results[-1].success

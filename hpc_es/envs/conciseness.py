@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import validate_call
 
-from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.envs.base import Env, Message, Observation, StepResult, TaskFacts
 from hpc_es.errors import EnvError
 
 QUESTIONS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -74,3 +74,7 @@ class Conciseness(Env):
         said = text.strip()
         success = said.removesuffix(".").casefold() == short.casefold()
         return StepResult(None, -abs(len(said) - len(short)), terminated=True, truncated=False, success=success)
+
+    def facts(self, task: int) -> TaskFacts:
+        super().facts(task)
+        return TaskFacts(self._questions[task][0], horizon=1)

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, validate_call
 
-from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.envs.base import Env, Message, Observation, StepResult, TaskFacts
 from hpc_es.errors import ConfigError, EnvError
 from hpc_es.es.population import derive
 
@@ -54,11 +54,7 @@ class Countdown(Env):
         puzzle(seed, split, 0, self._counts, max_number, max_target)  # what cannot be made is told before a run begins
 
     def reset(self, task: int) -> Observation:
-        if not 0 <= task < self.num_tasks:
-            raise EnvError(f"task {task} does not exist; tasks are 0..{self.num_tasks - 1}")
-        self._numbers, self._target = puzzle(
-            self._seed, self._split, task, self._counts, self._max_number, self._max_target
-        )
+        self._numbers, self._target = self._puzzle(task)
         self._running = True
         listed = f"{', '.join(map(str, self._numbers[:-1]))} and {self._numbers[-1]}"
         text = (
@@ -77,6 +73,16 @@ class Countdown(Env):
         right = worth == self._target
         reward = FORMAT_REWARD * bool(_FORMAT.fullmatch(text)) + right
         return StepResult(None, reward, terminated=True, truncated=False, success=right, invalid=worth is None)
+
+    def facts(self, task: int) -> TaskFacts:
+        """`3 4 7 -> 25`"""
+        numbers, target = self._puzzle(task)
+        return TaskFacts(f"{' '.join(map(str, numbers))} -> {target}", horizon=1)
+
+    def _puzzle(self, task: int) -> tuple[tuple[int, ...], int]:
+        if not 0 <= task < self.num_tasks:
+            raise EnvError(f"task {task} does not exist; tasks are 0..{self.num_tasks - 1}")
+        return puzzle(self._seed, self._split, task, self._counts, self._max_number, self._max_target)
 
 
 def value(expression: str, numbers: tuple[int, ...]) -> Fraction | None:

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 from pydantic import Field, validate_call
 
 from hpc_es.envs import sudoku_puzzles as puzzles
-from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.envs.base import Env, Message, Observation, StepResult, TaskFacts
 from hpc_es.envs.sudoku_puzzles import MAX_BLANKS, Puzzle, Split
 from hpc_es.errors import ConfigError, EnvError
 
@@ -92,6 +92,13 @@ class Sudoku(Env):
         solved = puzzles.is_solved(tuple(self._grid), self._puzzle.size)
         reward = self._share_correct() if self._partial_credit else float(solved)
         return StepResult(None, reward, terminated, truncated, success=solved, invalid=refusal)
+
+    def facts(self, task: int) -> TaskFacts:
+        """A puzzle is called what its file calls it, or by its givens, row by row; H* is to fill every blank once."""
+        super().facts(task)
+        puzzle = self._puzzles[task]
+        givens = "".join(str(digit or ".") for digit in puzzle.givens)
+        return TaskFacts(puzzle.name or givens, horizon=len(puzzle.blanks))
 
     def _play(self, text: str) -> bool:
         """Make the move that the answer asks for and note the feedback; True when it is refused."""

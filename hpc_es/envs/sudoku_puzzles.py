@@ -11,7 +11,7 @@ import json
 import random
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import isqrt
 from pathlib import Path
@@ -38,6 +38,8 @@ class Puzzle:
     size: int
     givens: Grid
     solution: Grid
+    name: str = field(default="", compare=False)
+    """What a file calls it."""
 
     @property
     def blanks(self) -> tuple[int, ...]:
@@ -177,7 +179,7 @@ def read(path: Path, blanks: int | None, split: Split) -> tuple[Puzzle, ...]:
             continue
         try:
             record = json.loads(line)
-            puzzle = _from_rows(record["puzzle"], record["solution"])
+            puzzle = replace(_from_rows(record["puzzle"], record["solution"]), name=str(record.get("id", "")))
             kept = record.get("split", split) == split and blanks in (None, len(puzzle.blanks))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
