@@ -35,7 +35,8 @@ def test_sudoku_has_the_published_settings(blanks: int, sigma: tuple[float, floa
     assert (config.run.num_updates, es.population, es.tasks_per_member, es.alpha.start) == (100, 32, 32, 5e-4)
     assert (es.sigma.kind, es.sigma.start, es.sigma.end) == ("cosine", *sigma)
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.presence_penalty) == (0.7, 0.8, 20, 1.5)
-    assert (sampling.max_tokens, config.eval.num_tasks, config.eval.every) == (64, 32, 10)
+    assert (sampling.max_tokens, config.eval.num_tasks, config.eval.every, config.eval.repeats) == (64, 32, 10, 3)
+    assert {envs.make_for(config, "eval").facts(task).horizon for task in range(32)} == {blanks}
     assert _turns(config) == 3 * blanks
 
 
