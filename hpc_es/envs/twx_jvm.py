@@ -173,10 +173,8 @@ class _Jvm:
         except Py4JJavaError as error:
             raise EnvError(f"TextWorldExpress: {' '.join(str(error).splitlines()[:2])}") from error
         except (Py4JError, OSError) as error:
-            said = str(error).splitlines()[0]
-            raise EnvError(
-                f"the Java of TextWorldExpress ended with status {self._end()} ({said}); the next episode starts it again"
-            ) from error
+            how = f"{str(error).splitlines()[0]}; status {self._end()}"
+            raise EnvError(f"the Java of TextWorldExpress ended ({how}); the next episode starts a new one") from error
 
     def forget(self, reference: Any) -> None:
         """Java frees an object. One that does not answer has freed everything: what is over is not undone by that."""
