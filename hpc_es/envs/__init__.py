@@ -18,7 +18,9 @@ from hpc_es.es.records import Kind
 _BUILT_IN = {
     "conciseness": "hpc_es.envs.conciseness:Conciseness",
     "countdown": "hpc_es.envs.countdown:Countdown",
+    "docvqa": "hpc_es.envs.docvqa.env:DocVqa",
     "lab": "hpc_es.envs.lab:Lab",
+    "math_tool": "hpc_es.envs.math_tool:MathTool",
     "sudoku": "hpc_es.envs.sudoku:Sudoku",
     "twx": "hpc_es.envs.twx:TextWorldExpress",
     "webshop": "hpc_es.envs.webshop:WebShop",

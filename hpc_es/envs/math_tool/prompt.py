@@ -1,0 +1,118 @@
+r"""What the agent is told, and how its answers are read.
+
+A turn is thought, then one fenced block of ```bash or ```python, which is run, or the answer in \boxed{...}. What
+stands behind the first block is not read: it was written before its output was there.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from hpc_es.envs.math_tool.judge import MAX_CHARACTERS
+from hpc_es.envs.sandbox import FOLDER, Limits, Ran
+
+Style = Literal["full", "short"]
+Tool = Literal["bash", "python"]
+
+_BLOCK = re.compile(
+    r"^[ \t]*```[ \t]*(bash|sh|shell|python3?|py)[ \t]*\r?$\n?(.*?)(^[ \t]*```[ \t]*\r?$|\Z)", re.M | re.S | re.I
+)
+_BOXED = re.compile(r"\\f?boxed\s*\{")
+
+_RULES = (
+    "Solve the problem in steps, with the help of a computer. In each turn, think, and then do one of two things.\n"
+    "1. Run a program: write one block that begins with ```bash or ```python and ends with ```. It is run in the "
+    "folder {folder}, and you are shown what it prints. Every block is a new process; files in the folder stay. There is no "
+    "network. Python has {packages}. A program may take {seconds:g} seconds and {memory} MiB.\n"
+    "2. Give the final answer, in a turn without a block: \\boxed{{answer}}, only the number or expression.\n"
+    "{required}You have {max_turns} turns."
+)
+_REQUIRED = "Run at least one program before you answer, if only to check: without one, no answer counts. "
+_SHORT = (
+    "Solve the problem with Python. First compute, for example:\n```python\nprint(12 * 7)\n```\n"
+    "You are shown the output. Then answer, for example: \\boxed{84}"
+)
+_HOW = {
+    "full": "Write one block of ```bash or ```python, closed by ```, or the final answer as \\boxed{answer}.",
+    "short": "Write a ```python block, or \\boxed{answer}.",
+}
+_ENDED = {
+    "time": "it ran for {0.seconds:g} seconds",
+    "cpu": "it used {0.cpu_seconds:g} seconds of processor time",
+    "memory": "it used more than {0.memory_mib} MiB of memory",
+    "processes": "it started more than {0.processes} processes",
+    "output": "it wrote without end",
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    tool: Tool
+    code: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    text: str
+
+
+@dataclass(frozen=True)
+class Refusal:
+    why: str
+
+
+def read(text: str) -> Call | Answer | Refusal:
+    """What a turn asks for: its first block, or else its last box."""
+    block = _BLOCK.search(text)
+    if block is None:
+        answer = last_boxed(text)
+        return Answer(answer) if answer else Refusal("There is neither a block nor an answer in this.")
+    language, code, end = block.groups()
+    if not end:
+        return Refusal("The block has no end, so it was not run.")
+    if not code.strip():
+        return Refusal("The block is empty.")
+    return Call("python" if language.lower().startswith("py") else "bash", code)
+
+
+def last_boxed(text: str) -> str:
+    r"""What the last `\boxed{...}` holds, whose braces match; empty where there is none."""
+    for start in reversed([match.end() for match in _BOXED.finditer(text)]):
+        depth = 1
+        for position in range(start, min(len(text), start + MAX_CHARACTERS + 1)):
+            escaped = text[position - 1] == "\\"
+            depth += 0 if escaped else (text[position] == "{") - (text[position] == "}")
+            if depth == 0:
+                return text[start:position].strip()
+    return ""
+
+
+def rules(style: Style, limits: Limits, packages: tuple[str, ...], require_tool: bool, max_turns: int) -> str:
+    """What stands before every problem."""
+    if style == "short":
+        return _SHORT
+    return _RULES.format(
+        folder=FOLDER,
+        packages=", ".join(packages),
+        seconds=limits.seconds,
+        memory=limits.memory_mib,
+        required=_REQUIRED if require_tool else "",
+        max_turns=max_turns,
+    )
+
+
+def output(ran: Ran, limits: Limits) -> str:
+    """What the agent sees of a program that was run."""
+    shown = ran.output.rstrip("\n") or "(nothing)"
+    if ran.ended != "exit":
+        shown += f"\n[ended: {_ENDED[ran.ended].format(limits)}]"
+    elif ran.status:
+        shown += f"\n[exit status {ran.status}]"
+    return f"Output:\n{shown}"
+
+
+def refusal(refused: Refusal, style: Style) -> str:
+    return f"{refused.why} {_HOW[style]}"
+
+
+LAST_TURN = "This is your last turn: answer now."
