@@ -6,6 +6,7 @@ import random
 import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +35,14 @@ _QUERIES = (
 _REFUSED = ("click[nothing]", "click[search]", "search[]", "buy now", "Click[next >]", "")
 
 
+BOTH_CATALOGUES = pytest.mark.parametrize("of_the_original", [False, True], ids=["made up", "1,000 products"])
+
+
+def _folder(of_the_original: bool, request: pytest.FixtureRequest) -> Path | None:
+    """Of the catalogue: 1,000 products of the original's, where they are at hand, or those of the package."""
+    return request.getfixturevalue("shared_data") / "webshop" if of_the_original else None
+
+
 def _webshop(**options: Any) -> WebShop:
     env = envs.make("webshop", **options)
     assert isinstance(env, WebShop)
@@ -50,10 +59,9 @@ def _random_action(env: WebShop, rng: random.Random) -> str:
 # --- random walks ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("of_the_original", [False, True], ids=["made up", "1,000 products"])
+@BOTH_CATALOGUES
 def test_200_random_walks_stay_consistent(of_the_original: bool, request: pytest.FixtureRequest) -> None:
-    folder = request.getfixturevalue("shared_data") / "webshop" if of_the_original else None
-    env, again = (_webshop(data_dir=folder, max_turns=30) for _ in range(2))
+    env, again = (_webshop(data_dir=_folder(of_the_original, request), max_turns=30) for _ in range(2))
     rng, purchases = random.Random(0), 0
     for walk in range(200):
         task = rng.randrange(env.num_tasks)
@@ -163,8 +171,9 @@ def _short_episodes(env: WebShop, count: int, rng: random.Random) -> None:
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_over_10_000_episodes() -> None:
-    env, rng = _webshop(max_turns=5), random.Random(0)
+@BOTH_CATALOGUES
+def test_memory_does_not_grow_over_10_000_episodes(of_the_original: bool, request: pytest.FixtureRequest) -> None:
+    env, rng = _webshop(data_dir=_folder(of_the_original, request), max_turns=5), random.Random(0)
     _short_episodes(env, 2_000, rng)  # caches fill
     filled = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     _short_episodes(env, 10_000, rng)
