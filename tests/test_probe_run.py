@@ -126,6 +126,14 @@ def test_the_command_says_what_greedy_repeats_are_worth(
     command = ["noise", str(recorded.paths.root), "--members", "3"]
     differ = CliRunner().invoke(app, ["probe", *command])
     assert "greedy, yet repeats on the same tasks differ" in differ.stdout
+    said = "one member on the same 2 tasks again: its fitness has a standard deviation of 0.707, beside 7 over members"
+    assert said in differ.stdout.replace("\n", " ")
+    kept = recorded.paths.report / "probe-noise-v00000006.json"
+    assert json.loads(kept.read_text())["repeats"] == {
+        "identical": False,
+        "sd_repeats": pytest.approx(0.5**0.5),
+        "sd_members": pytest.approx(7.0),
+    }
     assert "\N{HORIZONTAL ELLIPSIS}" not in differ.stdout, "cells are whole where there is no terminal"
 
     async def play(assignment: Assignment) -> Result:
@@ -135,6 +143,8 @@ def test_the_command_says_what_greedy_repeats_are_worth(
     script.where = (0, None)
     identical = CliRunner().invoke(app, ["probe", *command])
     assert "greedy: repeats on the same tasks are identical" in identical.stdout
+    assert "one member on the same" not in identical.stdout
+    assert json.loads(kept.read_text())["repeats"]["identical"] is True
     assert "its own batch twice and 5 fresh ones" in identical.stdout
     script.where = (0, None)
     stale = CliRunner().invoke(app, ["probe", "stale", str(recorded.paths.root), "--members", "3"])

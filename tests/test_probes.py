@@ -27,6 +27,14 @@ def make_scores(rng: np.random.Generator, members: int, repeats: int) -> tuple[S
     return same, fresh
 
 
+def test_repeats_of_one_member_are_set_beside_the_spread_over_members() -> None:
+    found = probes.repeatability([[1.0, 3.0], [5.0, 5.0], [8.0, 10.0]])
+    assert not found.identical
+    assert found.sd_repeats == pytest.approx(math.sqrt((2 + 0 + 2) / 3))
+    assert found.sd_members == pytest.approx(np.std([2, 5, 9], ddof=1))
+    assert probes.repeatability([[1.0, 1.0], [2.0, 2.0]]) == probes.Repeatability(True, 0.0, math.sqrt(0.5))
+
+
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "NUM_RESAMPLES", 200)

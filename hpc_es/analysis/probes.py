@@ -21,6 +21,7 @@ where noise vectors count as orthogonal. N * rho(T) is therefore what a budget s
 """
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,17 @@ class Estimate:
     value: float
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class Repeatability:
+    """The same member on the same tasks, again and again: how far its fitness moves, beside how members differ."""
+
+    identical: bool
+    sd_repeats: float
+    """Standard deviation of a member's fitness from one evaluation to the next, pooled over members."""
+    sd_members: float
+    """Standard deviation, over members, of their mean fitness on these tasks."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,13 @@ class NoiseFloor:
     N * rho(T) largest at equal worker-seconds. None: no signal, or no times."""
     trades: tuple[Trade, ...]
     """Empty where no signal shows."""
+
+
+def repeatability(same: Sequence[Sequence[float]]) -> Repeatability:
+    """Of scores [M][k] of M members on one batch, each evaluated k times; M, k >= 2."""
+    means = [statistics.fmean(row) for row in same]
+    within = statistics.fmean(statistics.variance(row) for row in same)
+    return Repeatability(all(len(set(row)) == 1 for row in same), math.sqrt(within), statistics.stdev(means))
 
 
 def noise_floor(

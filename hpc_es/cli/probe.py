@@ -40,7 +40,7 @@ def noise(
     json: Json = False,
 ) -> None:
     """How much of z is noise, and whether more tasks or more members would pay."""
-    from hpc_es.analysis.probes import noise_floor, verdict
+    from hpc_es.analysis.probes import noise_floor, repeatability, verdict
     from hpc_es.cli.output import console
     from hpc_es.launch.probes import noise_scores
     from hpc_es.launch.solo import Recorded
@@ -61,13 +61,27 @@ def noise(
         seeds=scores.seeds,
         costs=(scores.cost.seconds_per_member, scores.cost.seconds_per_episode) if scores.cost else None,
     )
-    facts = {"run": str(run), "version": scores.version, "scores": scores, "noise": floor, "verdict": verdict(floor)}
+    again = repeatability(scores.same)
+    facts = {
+        "run": str(run),
+        "version": scores.version,
+        "scores": scores,
+        "repeats": again,
+        "noise": floor,
+        "verdict": verdict(floor),
+    }
     kept = _keep(run, f"probe-noise-v{scores.version:08d}.json", facts, json)
     out.print(_noise_table(floor))
     if floor.signal.low > 0:
         out.print(_trade_table(floor))
     if scores.greedy:
         out.print(_said_of_greedy(scores), markup=False)
+    if not again.identical:
+        out.print(
+            f"one member on the same {plural(scores.num_tasks, 'task')} again: its fitness has a standard deviation of "
+            f"{again.sd_repeats:.3g}, beside {again.sd_members:.3g} over members",
+            markup=False,
+        )
     out.print(f"theta_{scores.version}: {verdict(floor)}", markup=False, style="bold")
     out.print(f"scores: {kept}", markup=False)
 
