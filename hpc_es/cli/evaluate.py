@@ -95,6 +95,8 @@ def evals(
     out, described, compared_with = console(stderr=json), list[dict[str, Any]](), _baseline(against)
     for path in runs:
         run = read(path)
+        if run.evals.empty:
+            out.print(f"{path}: no evaluation is recorded", markup=False)
         for source, of_source in itertools.groupby(evaluations(run), key=lambda each: each.source):
             found = list(of_source)
             pairs = [(each, compared_with(each, found[0])) for each in found]

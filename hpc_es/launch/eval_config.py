@@ -28,7 +28,8 @@ class Asked:
     """None: as the run, or else the task file, has it."""
 
     task: Path | None = None
-    """A config file whose task, sampling and eval sections take the place of the run's, and its engine's limits."""
+    """A config file whose task and eval sections take the place of the run's; so do sampling and the engine's limits
+    where it says something of them."""
     overrides: Sequence[str] = ()
     """key=value, laid over the rest."""
     num_tasks: int | None = None
@@ -56,7 +57,10 @@ def of_run(trained: Config, asked: Asked) -> Config:
         config = settle(trained.model_dump(mode="json"), asked.overrides, origin="the run's config.yaml")
         return _counted(config, asked)
     file = _load(asked.task)
-    values = trained.model_dump(mode="json") | _measure(file)
+    measure = _measure(file)
+    if all(origin == DEFAULT for key, origin in file.origins.items() if key.startswith("sampling.")):
+        del measure["sampling"]
+    values = trained.model_dump(mode="json") | measure
     values["engine"] |= _limits(file)
     return _counted(settle(values, asked.overrides, origin=str(asked.task)), asked, file)
 
