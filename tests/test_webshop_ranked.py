@@ -54,12 +54,12 @@ def test_every_choice_is_accepted_and_all_that_can_be_clicked_is_one() -> None:
 
 def test_the_searches_are_for_the_instruction_and_for_shorter_pieces_of_it() -> None:
     env = _ranked()
-    text = "find tall lamps with color: red, and size: l, and price lower than 60.00 dollars"
+    text = "find tall lamps with soft light with color: red, and size: l, and price lower than 60.00 dollars"
     goal = {**env.catalogue.goals[0], "instruction_text": text, "goal_options": {"color": "red", "size": "l"}}
     assert prompt.searches(goal) == [
         f"search[{text}]",
-        "search[find tall lamps with color: red, and size: l]",
-        "search[find tall lamps]",
+        "search[find tall lamps with soft light with color: red, and size: l]",
+        "search[find tall lamps with soft light]",
     ]
     bare = {**goal, "instruction_text": "Find  [tall] lamps", "goal_options": {}}
     assert prompt.searches(bare) == ["search[find tall lamps]"]
