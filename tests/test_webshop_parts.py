@@ -70,6 +70,7 @@ def test_words_are_stemmed_as_porter_says() -> None:
         ("caf\u00e9 \u2605\u2605 \u2764\ufe0f 1\ufe0f\u20e3 \u00ae \U0001f44d\U0001f3fd \u261e\u2014", None),
         ("\u30c6\u30ec\u30d3 \u7d05\u8336 \u306e", ["\u30c6\u30ec\u30d3", "\u7d05", "\u8336", "\u306e"]),
         ("x" * 300, ["x" * 255, "x" * 45]),
+        ("\u0130X \u0391\u03a3", ["ix", "\u03b1\u03c3"]),
     ],
 )
 def test_texts_are_cut_as_lucene_cuts_them(text: str, expected: list[str] | None) -> None:

@@ -63,7 +63,9 @@ def normalise(token: str) -> str:
     """One word as an index term; empty where it is a stop word."""
     if token[-1:] in ("s", "S") and token[-2:-1] in ("'", "\u2019", "\uff07"):
         token = token[:-2]
-    token = token.lower()
+    token = (
+        token.lower() if token.isascii() else "".join(letter.lower()[0] for letter in token)
+    )  # one by one, as in Java
     return "" if token in STOP_WORDS else stem(token)
 
 
