@@ -179,13 +179,16 @@ def test_a_page_that_is_gone_later_is_a_fault_and_no_wrong_answer(tmp_path: Path
         ("<answer> 42 </answer>", "answer", "42"),
         ("<bash>ls</bash> Output: 42 <answer>42</answer>", "bash", "ls"),
         ("<answer>42</answer><bash>ls</bash>", "answer", "42"),
+        ("I list them.\n```bash\nls -l\n```\n<answer>42</answer>", "bash", "ls -l"),
     ],
 )
 def test_the_first_action_of_an_answer_counts(said: str, kind: str, text: str) -> None:
     assert prompt.read(said) == prompt.Action(kind, text)
 
 
-@pytest.mark.parametrize("said", ["", "42", "bash ls", "<answer>  </answer>", "</bash>", "<BASH>ls</BASH>"])
+@pytest.mark.parametrize(
+    "said", ["", "42", "bash ls", "<answer>  </answer>", "</bash>", "<BASH>ls</BASH>", "```bash\n```", "```\nls\n```"]
+)
 def test_an_answer_without_an_action_is_none(said: str) -> None:
     assert prompt.read(said) is None
 

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from hpc_es.envs.sandbox import Ran
 
-ACTIONS = re.compile(r"<(bash|answer)>(.*?)(?:</\1>|\Z)", re.DOTALL)
+_ACTIONS = re.compile(
+    r"<(?P<kind>bash|answer)>(?P<text>.*?)(?:</(?P=kind)>|\Z)|```(?:bash|sh)\s(?P<command>.*?)(?:```|\Z)", re.DOTALL
+)
+"""A fenced block of bash is a command too: many models write nothing else."""
 NO_ACTION = "That was no action. Write <bash>a command</bash> or <answer>the answer</answer>."
 NO_ANSWER = "That was no answer. Write <answer>the answer</answer>."
 
@@ -18,12 +21,13 @@ class Action:
 
 
 def read(text: str) -> Action | None:
-    """The first action of an answer: what a model imagines to come after it does not count. The closing tag may lack,
+    """The first action of an answer: what a model imagines to come after it does not count. The end mark may lack,
     since it may be a stop string. None where there is no action, or an empty one."""
-    found = ACTIONS.search(text)
-    if found is None or not found[2].strip():
+    found = _ACTIONS.search(text)
+    if found is None:
         return None
-    return Action(found[1], found[2].strip())
+    action = Action(found["kind"] or "bash", (found["text"] or found["command"] or "").strip())
+    return action if action.text else None
 
 
 def rules(page: str, max_turns: int) -> str:
