@@ -182,7 +182,8 @@ def _lines(found: "list[tuple[Path, Record]]", *, compare: bool) -> list[Line]:
     """A line for each metric of each record. `compare`: the first record of a task is that of the base."""
     from hpc_es.analysis.intervals import paired, wilson
 
-    lines, bases = list[Line](), dict[str, Record]()
+    lines: list[Line] = []
+    bases: dict[str, Record] = {}
     for path, record in found:
         base = bases.setdefault(record.measured.task, record)
         comparable = compare and base is not record and _asked_alike(base, record)

@@ -65,8 +65,9 @@ def of_model(folder: Path) -> Recorded:
             "engine": {"kind": "vllm" if find_spec("vllm") else "transformers"},
         }
     )
-    digest = Arena.from_pretrained(folder).digest()
-    return Recorded(RunPaths(folder), config, {}, {0: digest}, {}, {})
+    recorded = Recorded.frozen(RunPaths(folder), config)
+    recorded.digests[0] = Arena.from_pretrained(folder).digest()
+    return recorded
 
 
 def measure(
