@@ -5,7 +5,9 @@ shown in training (the challenge splits by document; drawn pages have seeds of t
 """
 
 import json
+import threading
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -112,12 +114,20 @@ class Official(Questions):
             raise EnvError(f"the page {path} cannot be read: {error}") from error
 
 
-@cache
 def official(data_dir: Path, split: Split) -> Official:
-    """The questions of a split, read once in a process.
+    """The questions of a split, read once in a process, however many environments are made at once.
 
     Errors: ConfigError when `data_dir` has no annotation file of the split, and as `Official`.
     """
+    with _reading:
+        return _official(data_dir, split)
+
+
+_reading = threading.Lock()
+
+
+@cache
+def _official(data_dir: Path, split: Split) -> Official:
     pattern = _FILES[split]
     for folder in (data_dir / layout for layout in _LAYOUTS):
         if found := sorted(folder.glob(pattern)):  # with and without types of questions, the questions are the same
@@ -171,12 +181,15 @@ class _PageFinder:
         self._listed: dict[Path, frozenset[str]] = {}
 
     def __call__(self, image: str) -> Path | None:
-        named = Path(image)
-        if named.is_absolute() or ".." in named.parts or named.suffix.lower() not in _SUFFIXES:
+        folder, _, name = image.rpartition("/")
+        if not name.lower().endswith(_SUFFIXES) or image.startswith("/") or ".." in folder.split("/"):
             return None
-        homes = (self._home, self._home.parent)
-        places = [self._home / named, *(home / folder / named.name for home in homes for folder in _PAGE_FOLDERS)]
-        return next((place for place in places if place.name in self._names(place.parent)), None)
+        return next((place / name for place in self._places(folder) if name in self._names(place)), None)
+
+    def _places(self, folder: str) -> Iterator[Path]:
+        yield self._home / folder
+        for home in (self._home, self._home.parent):
+            yield from (home / each for each in _PAGE_FOLDERS)
 
     def _names(self, folder: Path) -> frozenset[str]:
         if folder not in self._listed:
