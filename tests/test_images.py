@@ -51,16 +51,19 @@ class Shows(Env):
         return StepResult(Observation((Message("user", "second", images=(picture("white"),)),)), 0.0, False, False)
 
 
+class Template(scripted.Letters):
+    """Shows the chat itself."""
+
+    chat_template = "..."
+
+    def apply_chat_template(self, chat, add_generation_prompt, return_dict):
+        return {"input_ids": self.encode(json.dumps(chat))}
+
+
 class Seeing(scripted.Echo):
     """An engine that notes what it is shown."""
 
-    class tokenizer(scripted.Letters):
-        chat_template = "..."
-
-        def apply_chat_template(self, chat, add_generation_prompt, return_dict):
-            return {"input_ids": self.encode(json.dumps(chat))}
-
-    tokenizer = tokenizer()
+    tokenizer = Template()
     takes_images = True
 
     def __init__(self) -> None:
