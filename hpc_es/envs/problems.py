@@ -102,14 +102,12 @@ def _problem(record: Any, name: str) -> Problem:
     if not isinstance(record, dict):
         raise ValueError(f"this is {type(record).__name__}")
     question = next((record[key] for key in _QUESTION if key in record), None)
-    answer = record.get("answer")
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"the question is {question!r}")
-    if isinstance(answer, bool) or not isinstance(answer, str | int | float) or not str(answer).strip():
-        raise ValueError(f"the answer is {answer!r}")
+    given = record.get("answer")
+    is_answer = isinstance(given, str | int | float) and not isinstance(given, bool)
+    answer = str(given).rpartition(_REASONED)[2].strip() if is_answer else ""
+    if not answer:
+        raise ValueError(f"the answer is {given!r}")
     wrapped = _DAPO.fullmatch(question.strip())
-    return Problem(
-        id=str(record.get("id", name)),
-        question=(wrapped[1] if wrapped else question).strip(),
-        answer=str(answer).rpartition(_REASONED)[2].strip(),
-    )
+    return Problem(str(record.get("id", name)), (wrapped[1] if wrapped else question).strip(), answer)

@@ -13,13 +13,16 @@ from functools import lru_cache
 from hpc_es.envs.sandbox import Limits, Sandbox
 from hpc_es.errors import ConfigError, EnvError
 
-LIMITS = Limits(seconds=60, cpu_seconds=20, memory_mib=1024, output_chars=10_000)
-"""Of one comparison, of which importing sympy takes a second or two. Processor time decides, not how busy the machine
+LIMITS = Limits(seconds=45, cpu_seconds=15, memory_mib=1024, output_chars=10_000)
+"""Of one comparison, of which importing sympy takes some seconds. Processor time decides, not how busy the machine
 is."""
 MAX_CHARACTERS = 1000
 """Of an answer; no right one is longer."""
 _PACKAGES = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy", "mpmath")
-_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d{1,100})(\.\d{1,100})?|[+-]?\.\d{1,100}")
+_NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d{1,100})(\.\d{1,100})?|[+-]?\.\d{1,100}", re.ASCII)
+_FRACTION = re.compile(
+    r"(?P<sign>[+-]?)\\[dt]?frac\{(\d{1,100})\}\{(\d{1,100})\}|([+-]?\d{1,100})/(\d{1,100})", re.ASCII
+)
 _PROGRAM = r"""
 import json, sys
 from math_verify import parse, verify
@@ -43,18 +46,25 @@ def is_right(right: str, given: str) -> bool:
     """Whether two answers in LaTeX are equal. Errors: EnvError when they cannot be looked at."""
     if len(given) > MAX_CHARACTERS:
         return False
-    numbers = number(right), number(given)
-    if None not in numbers:
-        return numbers[0] == numbers[1]
+    if right == given or (number(right) is not None and number(right) == number(given)):
+        return True
+    if None not in (number(right), number(given)) and "." not in right + given:  # decimals are equal when rounded
+        return False
     with Sandbox(LIMITS, packages=_PACKAGES) as sandbox:
         ran = sandbox.run(["python3", "-c", _PROGRAM], stdin=json.dumps([right, given]))
+    verdict = ran.output.strip().rpartition("\n")[2]
     if ran.ended == "exit" and ran.status > 0:
-        raise EnvError(f"math-verify cannot be run: {ran.output.strip()}")
-    return ran.output.strip().rpartition("\n")[2] == "equal"
+        raise EnvError(f"math-verify cannot be run: {verdict}")
+    return verdict == "equal"
 
 
 def number(text: str) -> Fraction | None:
-    """A plain number, perhaps with dollar signs and thousands separators around and in it; else None."""
+    """A plain number or fraction, perhaps with dollar signs and thousands separators around and in it; else None."""
     bare = text.replace("\\$", "").replace("$", "").replace("{,}", ",").replace("\\,", "").replace("\\!", "")
     bare = bare.strip().removesuffix(".")
-    return Fraction(bare.replace(",", "")) if _NUMBER.fullmatch(bare, re.ASCII) else None
+    if _NUMBER.fullmatch(bare):
+        return Fraction(bare.replace(",", ""))
+    if fraction := _FRACTION.fullmatch(bare):
+        above, below = (int(part) for part in fraction.groups()[1:] if part is not None)
+        return Fraction(-above if fraction["sign"] == "-" else above, below) if below else None
+    return None

@@ -8,22 +8,24 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from hpc_es.envs.math_tool.judge import MAX_CHARACTERS
 from hpc_es.envs.sandbox import FOLDER, Limits, Ran
 
 Style = Literal["full", "short"]
 Tool = Literal["bash", "python"]
 
 _BLOCK = re.compile(
-    r"^[ \t]*```[ \t]*(bash|sh|shell|python3?|py)[ \t]*\r?$\n?(.*?)(^[ \t]*```[ \t]*\r?$|\Z)", re.M | re.S | re.I
+    r"^[ \t]*```[ \t]*(?P<language>bash|sh|shell|python3?|py)"
+    r"(?:[ \t]+(?P<line>[^\n`]+)(?P<end_of_line>```)|[ \t]*\r?(?:\n|\Z)(?P<code>.*?)(?P<end>^[ \t]*```[ \t]*\r?$|\Z))",
+    re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
-_BOXED = re.compile(r"\\f?boxed\s*\{")
+"""Of several lines, or all in one: ```bash ls```"""
+_BRACE = re.compile(r"(?P<box>\\boxed\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 
 _RULES = (
     "Solve the problem in steps, with the help of a computer. In each turn, think, and then do one of two things.\n"
     "1. Run a program: write one block that begins with ```bash or ```python and ends with ```. It is run in the "
-    "folder {folder}, and you are shown what it prints. Every block is a new process; files in the folder stay. There is no "
-    "network. Python has {packages}. A program may take {seconds:g} seconds and {memory} MiB.\n"
+    "folder {folder}, and you are shown what it prints. Every block is a new process; files in the folder stay. There "
+    "is no network. Python has {packages}. A program may take {seconds:g} seconds and {memory} MiB.\n"
     "2. Give the final answer, in a turn without a block: \\boxed{{answer}}, only the number or expression.\n"
     "{required}You have {max_turns} turns."
 )
@@ -67,24 +69,26 @@ def read(text: str) -> Call | Answer | Refusal:
     if block is None:
         answer = last_boxed(text)
         return Answer(answer) if answer else Refusal("There is neither a block nor an answer in this.")
-    language, code, end = block.groups()
-    if not end:
+    if not (block["end"] or block["end_of_line"]):
         return Refusal("The block has no end, so it was not run.")
+    code = block["line"] or block["code"]
     if not code.strip():
         return Refusal("The block is empty.")
-    return Call("python" if language.lower().startswith("py") else "bash", code)
+    return Call("python" if block["language"].lower().startswith("py") else "bash", code)
 
 
 def last_boxed(text: str) -> str:
     r"""What the last `\boxed{...}` holds, whose braces match; empty where there is none."""
-    for start in reversed([match.end() for match in _BOXED.finditer(text)]):
-        depth = 1
-        for position in range(start, min(len(text), start + MAX_CHARACTERS + 1)):
-            escaped = text[position - 1] == "\\"
-            depth += 0 if escaped else (text[position] == "{") - (text[position] == "}")
-            if depth == 0:
-                return text[start:position].strip()
-    return ""
+    still_open: list[int] = []  # where boxes begin; -1 for other braces
+    first = last = -1
+    for brace in _BRACE.finditer(text):
+        if brace["box"]:
+            still_open.append(brace.end())
+        elif brace["open"]:
+            still_open.append(-1)
+        elif brace["close"] and still_open and (start := still_open.pop()) > first:
+            first, last = start, brace.start()
+    return text[first:last].strip() if first >= 0 else ""
 
 
 def rules(style: Style, limits: Limits, packages: tuple[str, ...], require_tool: bool, max_turns: int) -> str:
