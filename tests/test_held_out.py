@@ -76,6 +76,7 @@ def test_a_ceiling_is_told_beside_every_success_rate(tmp_path: Path) -> None:
     text = "11 of 12 held-out tasks can be solved at all"
     assert held_out.ceiling(run) is None
     assert "can be solved at all" not in shown(run)
+    assert "success 50.0% (25.4% to 74.6%)" in shown(run)
     with_facts(run, [TaskFacts(str(task), reachable=task != 11) for task in range(NUM_TASKS)])
     assert str(held_out.ceiling(run)) == text
     assert text in shown(run)
