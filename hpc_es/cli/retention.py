@@ -226,28 +226,24 @@ def _table(lines: list[Line]) -> "Table":
 def _remarks(lines: list[Line], folder: Path, num_available: int) -> "Iterator[str]":
     """What has to be known to read the table."""
     measured = [line.record.measured for line in lines]
-    num_examples, settings = measured[0].num_examples, measured[0].settings
-    if num_examples < num_available:
-        yield f"only the first {num_examples} of {num_available} examples of each task"
+    ways = [(each.settings.backend, each.settings.dtype, each.settings.max_length) for each in measured]
+    chat = "through the chat template" if measured[0].settings.chat else "without a chat template"
+    for backend, dtype, length in dict.fromkeys(ways):
+        yield f"greedy, {chat}, {backend} in {dtype}, at most {length} tokens of prompt and answer"
+    if len(set(ways)) > 1:
+        yield "no change is stated between models that were asked in different ways"
     if any(line.change for line in lines):
         yield "change: points of 100 from the base on the same examples, paired; p by random flips of signs"
-    if any(
-        not _asked_alike(lines[0].record, each.record)
-        for each in lines
-        if each.record.measured.task == measured[0].task
-    ):
-        yield "no change is stated where the settings of the two differ, e.g. their types"
-    yield (
-        f"greedy, {'through the chat template' if settings.chat else 'without a chat template'}, "
-        f"{settings.backend} in {settings.dtype}; answers of at most {settings.max_tokens} tokens"
-    )
+    if measured[0].num_examples < num_available:
+        yield f"only the first {measured[0].num_examples} of {num_available} examples of each task"
     tasks = {each.task for each in measured}
     if "mmlu_pro" in tasks:
         yield "MMLU-Pro without examples (0-shot): the dev rows of its five shots are not among the files"
     if "hellaswag_generated" in tasks:
         yield "HellaSwag, generated: a letter is to be named, as in the published tables; the prompt's words are ours"
-    if any(line.record.answers is not None for line in lines):
+    if max_tokens := max(each.settings.max_tokens for each in measured):
+        yield f"generated: answers of at most {max_tokens} tokens"
         yield "no letter: answers in which none was found count as wrong (MMLU-Pro's own script guesses there)"
-    if shortened := sum(line.record.num_shortened for line in lines):
-        yield f"{shortened} prompts lost their beginning: with more --max-length they would not, if the model allows it"
+    if num_shortened := sum({line.path: line.record.num_shortened for line in lines}.values()):
+        yield f"{num_shortened} prompts lost their beginning; more --max-length keeps it, where the model allows that"
     yield f"records: {folder}"

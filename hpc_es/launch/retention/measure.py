@@ -16,6 +16,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
+from msgspec.structs import replace
+
 from hpc_es import __version__
 from hpc_es.config import Config
 from hpc_es.errors import ConfigError
@@ -153,7 +155,7 @@ def _measured(recorded: Recorded, version: int, task: Examples, settings: Settin
         task_version=task.definition.version,
         data_sha256=task.sha256,
         num_examples=len(task.rows),
-        settings=settings,
+        settings=settings if task.definition.generated else replace(settings, max_tokens=0),
         lm_eval=installed_version("lm_eval"),
     )
 

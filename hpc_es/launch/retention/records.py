@@ -21,7 +21,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     """What the engine computes in."""
     max_tokens: int
-    """Of a generated answer."""
+    """Of a generated answer; 0 where nothing is generated."""
     max_length: int
     """Tokens of prompt and answer together."""
     chat: bool
