@@ -25,7 +25,7 @@ from hpc_es.cli import app
 from hpc_es.config import load
 from hpc_es.envs.base import TaskFacts
 from hpc_es.envs.lab import Lab
-from hpc_es.errors import ConfigError, EngineError, EnvError, ModelError
+from hpc_es.errors import ConfigError, DigestMismatch, EngineError, EnvError, ModelError
 from hpc_es.es.records import Assignment
 from hpc_es.es.records import Result as Played
 from hpc_es.launch.eval_config import Asked, Frozen, of_model, of_run
@@ -182,6 +182,16 @@ def test_as_many_batches_are_played_at_once_as_there_is_room_for(root: Path, mon
         most = 0
         play(root, "0", Asked(overrides=[f"engine.max_concurrent={room}"], num_tasks=20), f"room{room}")
         assert most == expected
+
+
+def test_a_base_model_may_have_moved_but_not_changed(root: Path) -> None:
+    Path("model").rename("moved")
+    with pytest.raises(ModelError, match="no such folder"):
+        play(root, "1")
+    evaluate(root, "1", name=LATER, base=Path("moved"), say=silent)
+    write_lab_model(Path("changed"), 8, seed=1)
+    with pytest.raises(DigestMismatch, match="theta_1 was rebuilt with digest"):
+        evaluate(root, "1", name="other", base=Path("changed"), say=silent)
 
 
 def test_other_tasks_do_not_enter_what_the_run_is_judged_by(root: Path) -> None:
@@ -527,7 +537,8 @@ def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> N
         (["run", "--versions", "7"], "version 7 does not exist"),
         (["run", "--name", "../x"], "--name ../x must consist of letters"),
         (["run", "--out", "x"], "--out x is for models and endpoints"),
-        (["run", "--model", "x"], "--model x is for endpoints; run is a folder"),
+        (["model", "--model", "x", "--task", "task.yaml"], "--model x is for runs and endpoints; model is a model"),
+        (["run", "--model", "x"], "model.path=x: no such folder"),
         (["model"], "model has no tasks of its own: --task FILE"),
         (["model", "--task", "task.yaml", "--versions", "3"], "model is no run, so that it has version 0 only"),
         (["http://localhost:1/v1", "--task", "task.yaml"], "--model NAME says which of its models"),
@@ -546,7 +557,7 @@ def test_an_endpoint_that_does_not_answer_is_named(root: Path, monkeypatch: pyte
 
 
 def test_all_recorded_evaluations_are_listed_and_compared(root: Path) -> None:
-    assert "no evaluation is recorded" in invoke("evals", root).stdout
+    assert "no complete evaluation" in invoke("evals", root).stdout
     invoke("eval", root, "--versions", "0,4", "--task", "task.yaml", "--name", LATER)
     invoke("eval", root, "--version", 2, "--name", "own")
     invoke("eval", "model", "--task", "task.yaml")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpc_es.cli.arguments import Json, Overrides, run_paths
+from hpc_es.cli.arguments import Json
 from hpc_es.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ RUN = "run"
 
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="A run folder, a model folder, or the URL of an endpoint.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="E.g. sampling.temperature=0.7 or task.options.NAME=VALUE."),
 ]
 Versions = Annotated[
     str | None, typer.Option(help="all, last, or e.g. 0,10,20 or 0:100:10 (from 0 to 100). Default: last.")
@@ -57,7 +61,10 @@ def evaluate(
         typer.Option(min=0, help="Episodes per version that are kept word by word. Default: store.trajectories."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Of the evaluation; the same name again goes on with it.")] = None,
-    model: Annotated[str | None, typer.Option(help="Of an endpoint: the model's name there.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Of an endpoint: the model's name there. Of a run: the base model, where it has moved."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="For a model or endpoint: the folder to write. Default: evals/NAME.")
     ] = None,
@@ -96,7 +103,7 @@ def evals(
     for path in runs:
         run = read(path)
         if run.evals.empty:
-            out.print(f"{path}: no evaluation is recorded", markup=False)
+            out.print(f"{path}: no complete evaluation", markup=False)
         for source, of_source in itertools.groupby(evaluations(run), key=lambda each: each.source):
             found = list(of_source)
             pairs = [(each, compared_with(each, found[0])) for each in found]
@@ -135,21 +142,20 @@ def _evaluate(
     from hpc_es.launch.evaluate_model import evaluate_model
 
     is_url = "://" in target
-    if is_url != (model is not None):
-        raise ConfigError(
-            f"{target} is an endpoint: --model NAME says which of its models to ask"
-            if is_url
-            else f"--model {model} is for endpoints; {target} is a folder"
-        )
+    if is_url and model is None:
+        raise ConfigError(f"{target} is an endpoint: --model NAME says which of its models to ask")
     if not is_url and _holds(target, "config.yaml"):
         if out is not None:
             raise ConfigError(f"--out {out} is for models and endpoints; what is played with a run is kept in {target}")
-        return evaluate_run(run_paths(Path(target)).root, versions, asked, name=name, say=say)
+        base = None if model is None else Path(model)
+        return evaluate_run(Path(target), versions, asked, name=name, base=base, say=say)
     if not is_url and not _holds(target, "config.json"):
         raise ConfigError(
             f"{target} is no run folder (with config.yaml), no model folder (with config.json), and no URL of an "
             "endpoint (http://...)"
         )
+    if not is_url and model is not None:
+        raise ConfigError(f"--model {model} is for runs and endpoints; {target} is a model itself")
     if versions not in ("last", "all", "0"):
         raise ConfigError(f"--versions {versions}: {target} is no run, so that it has version 0 only")
     frozen = Frozen(model, target) if model is not None else Frozen(target)

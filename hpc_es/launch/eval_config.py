@@ -48,11 +48,16 @@ class Frozen:
     """Of an endpoint with OpenAI's chat API."""
 
 
-def of_run(trained: Config, asked: Asked) -> Config:
-    """For versions of a run. Errors: ConfigError; EnvError when the environment cannot be made."""
+def of_run(trained: Config, asked: Asked, base: Path | None = None) -> Config:
+    """For versions of a run; `base`: its base model, where that has moved.
+
+    Errors: ConfigError; EnvError when the environment cannot be made.
+    """
     _check_keys(asked.overrides, _FOR_RUNS)
     if _sets(asked, "engine.url"):
         raise ConfigError("engine.url cannot be set for the versions of a run: `hpc-es eval URL` evaluates an endpoint")
+    if base is not None:
+        trained = trained.model_copy(update={"model": trained.model.model_copy(update={"path": str(base)})})
     if asked.task is None:
         config = settle(trained.model_dump(mode="json"), asked.overrides, origin="the run's config.yaml")
         return _counted(config, asked)

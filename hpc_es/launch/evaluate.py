@@ -50,17 +50,23 @@ class Evaluation:
 
 
 def evaluate(
-    root: Path, versions: str = "last", asked: Asked | None = None, *, name: str | None = None, say: Say = print
+    root: Path,
+    versions: str = "last",
+    asked: Asked | None = None,
+    *,
+    name: str | None = None,
+    base: Path | None = None,
+    say: Say = print,
 ) -> Evaluation:
     """Play evaluation tasks with some versions of a run (see `chosen_versions`), and record them as evals/NAME.hpcj.
 
-    With the `name` of an evaluation that was stopped, go on with it. Errors: ConfigError for a version, task or number
-    that does not exist, and for a name that something else was evaluated under; ModelError, DigestMismatch,
-    EngineError, EnvError, StoreError.
+    With the `name` of an evaluation that was stopped, go on with it. `base`: the base model, where it has moved.
+    Errors: ConfigError for a version, task or number that does not exist, and for a name that something else was
+    evaluated under; ModelError, DigestMismatch, EngineError, EnvError, StoreError.
     """
     recorded, asked = Recorded.read(root), asked or Asked()
     chosen = chosen_versions(recorded, versions)
-    config = of_run(recorded.config, asked)
+    config = of_run(recorded.config, asked, base)
     check_model(Path(config.model.path))
     is_known = _compare_tasks(recorded.paths, config)
     name = checked_name(name, "--name") if name else _fresh_name(config, asked)
@@ -153,7 +159,7 @@ def announce(config: Config, left: Sequence[Left], where: str, say: Say) -> None
         say("everything that is asked for is recorded already")
         return
     if repeats > 1 and config.sampling.temperature == 0:
-        say("note: greedy answers have no chance in them, so repeats only show what batching changes; see sampling.*")
+        say("note: greedy answers have no chance in them, so that repeats only show what batching changes")
     episodes = sum(len(assignment.tasks) for each in left for assignment in each.batches)
     times = f" x {repeats} repeats" if repeats > 1 else ""
     versions = "1 version" if len(left) == 1 else f"{len(left)} versions"

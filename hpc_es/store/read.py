@@ -91,7 +91,8 @@ class Run:
 
     @cached_property
     def evals(self) -> "pd.DataFrame":
-        """One row per evaluated version, in the run and later."""
+        """One row per evaluated version, in the run and later; `other_protocol` tells what does not compare with the
+        run's own."""
         return self._table("evals")
 
     @cached_property
