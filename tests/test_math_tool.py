@@ -1,5 +1,6 @@
 """math_tool: how turns are read, what counts as a right answer, and the files that problems come from."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -8,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scripted
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_es import envs
 from hpc_es.config import load
+from hpc_es.config.schema import Config
+from hpc_es.engine.base import Completion
 from hpc_es.envs import problems
 from hpc_es.envs.base import StepResult
 from hpc_es.envs.check import check_env
@@ -21,6 +25,8 @@ from hpc_es.envs.math_tool.judge import is_right, number
 from hpc_es.envs.math_tool.prompt import Answer, Call, Refusal
 from hpc_es.envs.sandbox import Limits
 from hpc_es.errors import ConfigError, EnvError
+from hpc_es.es.records import Assignment, EvalId
+from hpc_es.worker.rollout import Player
 
 TASKS = Path(__file__).resolve().parent.parent / "configs" / "tasks"
 PROGRAM = "```python\nprint(14 * 24 // 6)\n```"
@@ -151,6 +157,38 @@ def test_many_episodes_at_once_in_threads_keep_apart() -> None:
 def test_the_loop_keeps_all_turns_and_forgets_none() -> None:
     env = _env()
     assert (env.history, env.forgets, env.strip_thinking) == (None, False, True)
+
+
+class _Student:
+    """An engine that thinks at length, runs a program, and answers what the program printed."""
+
+    tokenizer = scripted.Letters()
+
+    async def generate(self, prompt: list[int], sampling: object, *, seed: int, choices: object = None) -> Completion:
+        _, _, printed = "".join(map(chr, prompt)).rpartition("Output:\n")
+        said = f"\\boxed{{{printed}}}" if printed.isdigit() else PROGRAM
+        return Completion(f"<think>{'x' * 1000} \\boxed{{1}}</think>{said}", len(prompt), 1, truncated=False)
+
+
+@pytest.mark.parametrize(
+    ("room", "outcome"),
+    [(200, ("terminated", True, 1.0, 2)), (20, ("context", False, 0.0, 1))],
+    ids=["fits", "does not"],
+)
+def test_a_worker_plays_it_and_what_outgrows_the_context_has_failed(room: int, outcome: tuple[Any, ...]) -> None:
+    first = "\n".join(message.content for message in _env().reset(0).messages)
+    config = Config.model_validate(
+        {
+            "run": {"name": "math", "num_updates": 1},
+            "model": {"path": "none"},
+            "task": {"env": "math_tool", "chat": False},
+            "sampling": {"max_tokens": 10},
+            "engine": {"kind": "transformers", "max_model_len": len(first) + room},
+        }
+    )
+    player = Player(config, _Student(), lambda kind: envs.make_for(config, kind))
+    episodes = asyncio.run(player.play(Assignment(EvalId(0, 0), 1, "train", None, (0, 0), sampling_seed=11)))
+    assert {(each.ended, each.success, each.reward, each.turns) for each in episodes} == {outcome}
 
 
 # --- reading a turn ----------------------------------------------------------------------------------------------

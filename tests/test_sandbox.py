@@ -1,6 +1,8 @@
 """What a program may do in a sandbox, what ends it, and what it never reaches."""
 
+import errno
 import os
+import platform
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 
 from hpc_es.envs import sandbox as sandboxes
 from hpc_es.envs.sandbox import Limits, Sandbox, require_sandbox
+from hpc_es.envs.sandbox_inside import _MACHINES, system_call_filter
 from hpc_es.errors import ConfigError, EnvError
 
 SMALL = Limits(seconds=5, cpu_seconds=5, memory_mib=96, disk_mib=4, files=64, processes=16, output_chars=400)
@@ -296,6 +299,25 @@ def test_the_hosts_files_and_the_workers_variables_are_not_there(
     for path in (tmp_path, Path(__file__), Path("/etc/passwd"), Path("/etc/hostname"), Path.home() / ".bashrc"):
         assert sandbox.run(f"ls -d {path}").status != 0, path
     assert sandbox.run("ls /proc | grep -c '^[0-9]'").output == "4\n"
+
+
+def test_no_denied_system_call_goes_through(sandbox: Sandbox) -> None:
+    known = _MACHINES[platform.machine()]
+    x32 = 0x40000000
+    calls = [(number, 0) for number in (*known.denied, x32 + 39)] + [(known.clone, 1 << 28), (known.clone, 1 << 30)]
+    program = (
+        "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\n"
+        f"print([(libc.syscall(n, a, 0, 0, 0, 0), ctypes.get_errno()) for n, a in {calls}])\n"
+        f"print(libc.syscall({known.clone3}, 0, 0), ctypes.get_errno())"
+    )
+    denied, unknown = (-1, errno.EPERM), (-1, errno.ENOSYS)
+    ran = sandbox.run(["python3", "-c", program])
+    assert ran.output == f"{[denied] * len(calls)}\n{unknown[0]} {unknown[1]}\n"
+
+
+def test_a_machine_whose_system_calls_are_unknown_is_refused() -> None:
+    with pytest.raises(OSError, match="no system-call filter is known for pdp11; known: x86_64, aarch64"):
+        system_call_filter("pdp11")
 
 
 def test_the_first_process_can_be_neither_ended_nor_read_nor_led(sandbox: Sandbox) -> None:
