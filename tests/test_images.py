@@ -40,11 +40,11 @@ class Shows(Env):
     shows_images = True
     history = None
 
-    def __init__(self, choices: tuple[str, ...] | None = None) -> None:
-        self._choices = choices
+    def __init__(self, choices: tuple[str, ...] | None = None, image: Any = picture("black")) -> None:  # noqa: B008
+        self._choices, self._image = choices, image
 
     def reset(self, task: int) -> Observation:
-        return Observation((Message("user", "first", images=(picture("black"),)),), self._choices)
+        return Observation((Message("user", "first", images=(self._image,)),), self._choices)
 
     def step(self, text: str) -> StepResult:
         if text == "seen":
@@ -116,6 +116,11 @@ def test_an_engine_of_text_refuses_images_and_that_is_no_fault_of_the_episode() 
     engine.takes_images = False
     with pytest.raises(ConfigError, match=r"shows an image, .* takes text alone: .*engine\.kind=endpoint"):
         play(engine, Shows(), settings())
+
+
+def test_what_is_no_file_is_a_fault_of_the_environment() -> None:
+    with pytest.raises(EnvError, match="images that are no bytes"):
+        play(Seeing(), Shows(image="page.png"), settings())
 
 
 def test_images_need_the_chat_template_and_are_not_ranked_about() -> None:

@@ -234,7 +234,7 @@ class VllmEngine(Engine):
         """A prompt for `_request`, with as many tokens in the place of each image as the model makes of it."""
         try:
             opened = [Image.open(io.BytesIO(image)).convert("RGB") for image in prompt.images]
-        except OSError as error:
+        except Exception as error:  # damaged files make Pillow raise whatever their format's reader does
             raise EnvError(f"an image cannot be read: {error}; it must be a PNG or JPEG file") from error
         raw = {"prompt_token_ids": list(prompt.tokens), "multi_modal_data": {"image": opened}}
         try:

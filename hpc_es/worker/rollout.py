@@ -185,8 +185,8 @@ class Player:
             raise EnvError(f"task {task} shows messages that are no Message with text")
         if not all(isinstance(choice, str) for choice in observation.choices or ()):
             raise EnvError(f"task {task} offers choices that are not texts")
-        if any(message.images for message in observation.messages):
-            self._check_images(task, observation.choices)
+        if images := [image for message in observation.messages for image in message.images]:
+            self._check_images(images, task, observation.choices)
         try:
             prompt = history.prompt(observation)
         except Exception as error:  # a chat template raises whatever it likes
@@ -195,8 +195,9 @@ class Player:
             raise EnvError(f"task {task} shows nothing: its prompt has no tokens")
         return prompt
 
-    def _check_images(self, task: int, choices: Sequence[str] | None) -> None:
-        """Errors: ConfigError when this engine or model cannot be shown any; EnvError for choices about them."""
+    def _check_images(self, images: Sequence[object], task: int, choices: Sequence[str] | None) -> None:
+        """Errors: ConfigError when this engine or model cannot be shown any; EnvError for what is no image, and for
+        choices about one."""
         if not self.engine.takes_images:
             raise ConfigError(
                 f"task {task} shows an image, and engine.kind={self.config.engine.kind} with {self.config.model.path} "
@@ -207,6 +208,8 @@ class Player:
             raise ConfigError(
                 f"task {task} shows an image, for which the chat template makes the place: task.chat=true"
             )
+        if not all(isinstance(image, bytes) for image in images):
+            raise EnvError(f"task {task} shows images that are no bytes; an image is the content of a PNG or JPEG file")
         if choices is not None and self.engine.tokenizer is not None:
             raise EnvError(f"task {task} offers choices about an image; they are ranked for text alone")
 
