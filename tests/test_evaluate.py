@@ -221,6 +221,7 @@ def test_a_task_file_replaces_tasks_decoding_and_room_and_leaves_the_rest(root: 
     assert (config.eval.num_tasks, config.eval.repeats, config.eval.batch) == (12, 3, 5)
     assert (config.engine.max_model_len, config.engine.max_concurrent) == (48, trained.engine.max_concurrent)
     assert (config.run, config.model, config.es) == (trained.run, trained.model, trained.es)
+    assert of_run(trained, Asked(task=root)).task == trained.task  # the tasks of a run
     config = of_run(trained, Asked(OTHER.task, ["task.options.actions=4", "eval.repeats=2"], num_tasks=6))
     assert (config.task.options, config.eval.repeats, config.eval.num_tasks) == ({"actions": 4}, 2, 6)
 
@@ -488,7 +489,8 @@ def test_an_endpoint_is_a_frozen_baseline_on_the_same_tasks(root: Path, monkeypa
     Path("task.yaml").write_text("task: {env: 'scripted:Steps'}\neval: {num_tasks: 7}\nes: {tasks_per_member: 3}\n")
     with ChatServer(lambda body: says(body["messages"][-1]["content"])) as server:
         done = evaluate_model(Frozen("m", server.url), Path("evals/far"), OTHER, say=silent)
-    (found,) = evaluations(hpc_es.store.read(done.root))
+        assert play(done.root, "last", Asked(num_tasks=3)).versions == (0,)
+    (found,) = evaluations(hpc_es.store.read(done.root), "run")
     assert (found.num_tasks, found.reward, found.success) == (7, 3.0, 1.0)
 
 

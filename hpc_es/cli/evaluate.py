@@ -50,7 +50,8 @@ def evaluate(
     target: Target,
     overrides: Overrides = None,
     task: Annotated[
-        Path | None, typer.Option(help="A config file: play its tasks, with its sampling. Default: the run's own.")
+        Path | None,
+        typer.Option(help="A config file or another run: play its tasks, with its sampling. Default: the run's own."),
     ] = None,
     versions: Versions = None,
     version: Annotated[int | None, typer.Option(min=0, help="The same as --versions with one number.")] = None,

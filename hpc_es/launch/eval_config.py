@@ -14,6 +14,7 @@ from hpc_es.config import Config, Loaded, load, settle
 from hpc_es.config.fields import file_name
 from hpc_es.config.load import DEFAULT
 from hpc_es.errors import ConfigError
+from hpc_es.paths import RunPaths
 
 LIMITS = ("max_model_len", "max_concurrent")
 """Of the engine: what a task file may ask for where the engine is a run's."""
@@ -28,8 +29,8 @@ class Asked:
     """None: as the run, or else the task file, has it."""
 
     task: Path | None = None
-    """A config file whose task and eval sections take the place of the run's; so do sampling and the engine's limits
-    where it says something of them."""
+    """A config file, or a run folder: its task and eval sections take the place of the run's; so do sampling and the
+    engine's limits where it says something of them."""
     overrides: Sequence[str] = ()
     """key=value, laid over the rest."""
     num_tasks: int | None = None
@@ -99,7 +100,7 @@ def checked_name(name: str, option: str) -> str:
 
 
 def _load(path: Path) -> Loaded:
-    return load(path, _NOT_THE_FILES)
+    return load(RunPaths(path).config if path.is_dir() else path, _NOT_THE_FILES)
 
 
 def _measure(file: Loaded) -> dict[str, Any]:

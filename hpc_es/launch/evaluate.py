@@ -67,7 +67,8 @@ def evaluate(
     recorded, asked = Recorded.read(root), asked or Asked()
     chosen = chosen_versions(recorded, versions)
     config = of_run(recorded.config, asked, base)
-    check_model(Path(config.model.path))
+    if config.engine.kind != "endpoint":
+        check_model(Path(config.model.path))
     is_known = _compare_tasks(recorded.paths, config)
     name = checked_name(name, "--name") if name else _fresh_name(config, asked)
     later = EvalJournal.open(recorded.paths, name, started(config, recorded.digests[0]), warn=say)
