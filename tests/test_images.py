@@ -200,8 +200,9 @@ def test_an_image_is_seen_anew_with_the_weights_of_every_member(looking: Looking
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_what_cannot_be_shown_is_said(looking: Looking) -> None:
-    with pytest.raises(EnvError, match="must be a PNG or JPEG file"):
-        looking.look(Illustrated(looking.prompt("black").tokens, (b"no image",)))
+    for damaged in (b"no image", picture("black")[:-30]):
+        with pytest.raises(EnvError, match="must be a PNG or JPEG file"):
+            looking.look(Illustrated(looking.prompt("black").tokens, (damaged,)))
     with pytest.raises(EngineError, match="chat template of the model make a place"):
         looking.look(Illustrated([1, 2, 3], (picture("black"),)))
     with pytest.raises(ContextFull):
