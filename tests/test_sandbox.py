@@ -136,7 +136,7 @@ def test_processor_time_counts_for_all_processes_together(command: str) -> None:
 def test_a_fork_bomb_goes_off_inside(bomb: str) -> None:
     with Sandbox(Limits(processes=16)) as sandbox:
         assert sandbox.run(bomb).ended == "processes"
-        assert sandbox.run("ls /proc | grep -c '^[0-9]'").output == "4\n"  # the first, bash, ls, grep
+        assert int(sandbox.run("ls /proc | grep -c '^[0-9]'").output) <= 4  # the first, bash, ls, grep
 
 
 def test_one_process_gets_no_more_memory_than_the_limit(sandbox: Sandbox) -> None:
@@ -261,6 +261,23 @@ def test_the_thread_that_made_it_may_end() -> None:
         assert sandbox.run("ls").output == "mine\n"
 
 
+def test_sandboxes_that_are_closed_hold_no_files_and_no_processes() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with Sandbox(Limits(output_chars=54321)) as sandbox:
+            sandbox.run("true")
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not _processes_with("54321")
+
+
+def test_a_sandbox_that_nobody_closed_ends_all_the_same() -> None:
+    sandbox = Sandbox(Limits(output_chars=65432))
+    sandbox.run("true")
+    assert _processes_with("65432")
+    del sandbox
+    assert _eventually(lambda: not _processes_with("65432"))
+
+
 def test_sixteen_at_once_keep_apart() -> None:
     def play(number: int) -> str:
         with Sandbox(SMALL) as sandbox:
@@ -298,7 +315,7 @@ def test_the_hosts_files_and_the_workers_variables_are_not_there(
     assert "SECRET_TOKEN" not in seen
     for path in (tmp_path, Path(__file__), Path("/etc/passwd"), Path("/etc/hostname"), Path.home() / ".bashrc"):
         assert sandbox.run(f"ls -d {path}").status != 0, path
-    assert sandbox.run("ls /proc | grep -c '^[0-9]'").output == "4\n"
+    assert int(sandbox.run("ls /proc | grep -c '^[0-9]'").output) <= 4  # no process but its own
 
 
 def test_no_denied_system_call_goes_through(sandbox: Sandbox) -> None:

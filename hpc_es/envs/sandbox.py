@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class Limits(BaseModel):
     """By the clock on the wall. With a run, keep task.step_timeout above it by half a minute."""
     cpu_seconds: float = Field(20.0, gt=0, le=36000)
     """Of all processors together."""
-    memory_mib: int = Field(1024, ge=64)
+    memory_mib: int = Field(512, ge=64)
+    """As many episodes as a worker plays at once may each use so much, and disk_mib on top."""
     disk_mib: int = Field(64, ge=1)
     """Working folder, /tmp and /dev/shm together."""
     files: int = Field(4096, ge=16)
@@ -183,6 +185,8 @@ class _FirstProcess:
             raise EnvError(f"bwrap cannot be started: {error}") from error
         finally:
             os.close(pid_pipe)
+        assert self._process.stdin is not None
+        weakref.finalize(self, self._process.stdin.close)  # subprocess keeps what nobody has waited for
         encoded = {name: base64.b64encode(content).decode() for name, content in files.items()}
         self.ask(encoded, GRACE)
 

@@ -36,7 +36,7 @@ _SHORT = (
 )
 _HOW = {
     "full": "Write one block of ```bash or ```python, closed by ```, or the final answer as \\boxed{answer}.",
-    "short": "Write a ```python block, or \\boxed{answer}.",
+    "short": "Write a ```python block, or the answer as in \\boxed{84}.",
 }
 _ENDED = {
     "time": "it ran for {0.seconds:g} seconds",
