@@ -77,9 +77,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def retention(
     source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a Hugging Face folder.")],
-    versions: Annotated[
-        str, typer.Option(help="Of a run: last, all, or e.g. 10,20; the base comes with them.")
-    ] = "last",
+    versions: Annotated[str, typer.Option(help="Of a run: all, or e.g. 10,last; the base comes with them.")] = "last",
     tasks: Annotated[str, typer.Option(help="Some of these, with commas between them.")] = TASKS,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many examples of each task.")] = None,
     data: Annotated[
@@ -168,14 +166,14 @@ def _visits(source: Path, versions: str, base: Path | None, *, is_run: bool) -> 
 
 
 def _versions(text: str, recorded: "Recorded") -> list[int]:
-    if text == "last":
-        return [recorded.version(None)]
+    """Errors: ConfigError for what is no version of the run."""
     if text == "all":
         return list(recorded.digests)
+    parts = [part.strip() for part in text.split(",")]
     try:
-        return [recorded.version(int(part)) for part in text.split(",")]
+        return [recorded.version(None if part == "last" else int(part)) for part in parts]
     except ValueError:
-        raise ConfigError(f"--versions {text} must be last, all, or numbers with commas between them") from None
+        raise ConfigError(f"--versions {text} must be all, or numbers and last with commas between them") from None
 
 
 def _lines(found: "list[tuple[Path, Record]]", *, compare: bool) -> list[Line]:
