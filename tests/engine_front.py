@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import sys
+from pathlib import Path
 
 from test_engine import MEMBER, PROMPT, commit, settings
 
@@ -21,10 +23,17 @@ async def main(path: str) -> None:
         "logits": await engine.logits(PROMPT),
         "processes": list(engine._processes),
         "scratch": str(engine._scratch),
+        "queues": queues(list(engine._processes)),
         "shared_memory": next(engine._scratch.glob("vllm_dist_*")).name,
     }
     print(json.dumps(said), flush=True)
     await asyncio.Event().wait()
+
+
+def queues(processes: list[int]) -> list[str]:
+    """The shared memory of vLLM's queues between its processes."""
+    maps = "".join(Path(f"/proc/{pid}/maps").read_text() for pid in processes)
+    return sorted(set(re.findall(r"/dev/shm/psm_\w+", maps)))
 
 
 if __name__ == "__main__":

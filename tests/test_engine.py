@@ -671,6 +671,8 @@ def test_two_ranks_share_the_arena_and_die_with_the_front(
         assert gone_within(said["processes"], seconds=5)
         assert not Path(said["scratch"]).exists()
         assert not [path for path in Path("/dev/shm").iterdir() if path.name.startswith(said["shared_memory"])]
+        assert said["queues"]
+        assert not [path for path in said["queues"] if Path(path).exists()]
     finally:
         front.kill()
     llama_reference.run(llama_reference.engine.update([commit(1)]))
