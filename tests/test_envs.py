@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import shutil
 
 import pytest
 
@@ -160,9 +161,15 @@ def test_the_check_names_what_an_environment_breaks(broken: type[Env], complaint
         check_env(broken)
 
 
-def test_every_built_in_environment_passes_the_check() -> None:
-    for name in envs.registered():
-        check_env(functools.partial(envs.make, name))
+@pytest.mark.parametrize("name", envs.registered())
+def test_every_built_in_environment_passes_the_check(name: str) -> None:
+    try:
+        envs.make(name).close()
+    except ConfigError as error:
+        if all(map(shutil.which, ("bwrap", "tesseract", "java"))):
+            raise
+        pytest.skip(f"something is not installed here: {error}")
+    check_env(functools.partial(envs.make, name))
 
 
 def test_an_unknown_name_suggests_the_right_one() -> None:

@@ -5,8 +5,8 @@ input, and the other end of that pipe is held by this process alone; signals tha
 It listens on a free port of the loopback address, and answers only who has the secret that it made up.
 
 Measured on two busy cores (tools/bench/twx.py, game coin): from nothing to the first prompt 0.8 s, of which 0.5 s are
-CPU time; 62 MiB then, 178 MiB with 64 episodes at once and no more after 1,000; a step 1 ms alone, and 430 to 710 steps
-a second in all.
+CPU time; 62 MiB then, 178 MiB with 64 episodes at once and hardly more after 1,000; a step 1 ms alone, and 380 to
+710 steps a second in all.
 """
 
 import json
