@@ -72,8 +72,8 @@ def _remove_leftovers(scratch: Path) -> None:
     queues between processes) or that vLLM's CPU ranks name."""
     shutil.rmtree(scratch, ignore_errors=True)
     for line in Path("/proc/self/maps").read_text().splitlines():
-        if (path := line.partition("/dev/shm/")[2]).startswith("psm_"):  # multiprocessing.shared_memory's
-            Path("/dev/shm", path).unlink(missing_ok=True)
+        if (name := line.partition("/dev/shm/")[2]).startswith("psm_"):  # multiprocessing.shared_memory's
+            Path("/dev/shm", name).unlink(missing_ok=True)
     if ident := os.environ.get("VLLM_DIST_IDENT"):
         for path in Path("/dev/shm").glob(f"{ident}*"):
             path.unlink(missing_ok=True)
