@@ -27,6 +27,7 @@ from pathlib import Path
 
 _SEGMENT = re.compile(r"journal\.(\d+)\.hpcj")
 _CHECKPOINT = re.compile(r"v(\d{8})")
+_TASKS = ".tasks.json"
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class RunPaths:
 
     def later_eval_tasks(self, name: str) -> Path:
         """What the tasks of such an evaluation are, where they are not those of the run."""
-        return self.evals / f"{name}.tasks.json"
+        return self.evals / f"{name}{_TASKS}"
 
     def later_eval_trajectories(self, name: str) -> Path:
         """A sample of the episodes of such an evaluation."""
@@ -144,8 +145,8 @@ def retention_record(folder: Path, name: str) -> Path:
 
 
 def retention_records(folder: Path) -> list[Path]:
-    """Those that are there, by name."""
-    return sorted(folder.glob("retention-*.json"))
+    """Those that are there, by name. An evaluation that is itself called retention-NAME has tasks beside them."""
+    return sorted(path for path in folder.glob("retention-*.json") if not path.name.endswith(_TASKS))
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:

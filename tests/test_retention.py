@@ -415,6 +415,13 @@ def test_records_are_found_by_what_was_measured(tmp_path: Path) -> None:
         find_record(tmp_path, kept.measured)
 
 
+def test_the_tasks_of_an_evaluation_named_like_a_record_are_no_record(tmp_path: Path) -> None:
+    evals = RunPaths(tmp_path).evals
+    evals.mkdir()
+    RunPaths(tmp_path).later_eval_tasks("retention-too").write_text("{}")
+    assert retention_records(evals) == []
+
+
 def test_limits_take_the_first_examples(data: Path) -> None:
     examples: Examples = read_examples("mmlu_pro", data, 1)
     assert (len(examples.rows), examples.num_available) == (1, 3)

@@ -37,7 +37,7 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="E.g. sampling.temperature=0.7 or task.options.NAME=VALUE."),
 ]
 Versions = Annotated[
-    str | None, typer.Option(help="all, last, or e.g. 0,10,20 or 0:100:10 (from 0 to 100). Default: last.")
+    str | None, typer.Option(help="all, or e.g. 0,10,last or 0:100:10 (from 0 to 100). Default: last.")
 ]
 
 

@@ -33,6 +33,8 @@ Say = Callable[[str], None]
 Write = Callable[[journal.AnyRecord], None]
 """Makes a record durable."""
 
+RUN = "run"
+"""The source of what a run folder's own journal has."""
 WORKER = "hpc-es eval"
 PROGRESS_S = 15.0
 """Between two lines of progress."""
@@ -70,7 +72,9 @@ def evaluate(
     if config.engine.kind != "endpoint":
         check_model(Path(config.model.path))
     is_known = _compare_tasks(recorded.paths, config)
-    name = checked_name(name, "--name") if name else _fresh_name(config, asked)
+    name = _fresh_name(config, asked) if name is None else checked_name(name, "--name")
+    if name == RUN:
+        raise ConfigError(f"--name {RUN} stands for what the run itself measured: choose another one")
     later = EvalJournal.open(recorded.paths, name, started(config, recorded.digests[0]), warn=say)
     try:
         refuse_another_evaluation(later.earlier[0], config, later.path)
@@ -87,18 +91,18 @@ def evaluate(
 
 
 def chosen_versions(recorded: Recorded, text: str) -> tuple[int, ...]:
-    """`last`, `all` (from theta_0 to the newest), or `0,10,20`, `0:100:10` (from 0 to 100, every 10th), in any mixture.
+    """`all` (from theta_0 to the newest), or `0,10,last`, `0:100:10` (from 0 to 100, every 10th), in any mixture.
 
     In the order given. Errors: ConfigError for what is none of these, and for a version that the run does not have.
     """
     newest = recorded.version(None)
-    if text in ("last", "all"):
-        return (newest,) if text == "last" else tuple(range(newest + 1))
+    if text == "all":
+        return tuple(range(newest + 1))
     chosen = dict[int, None]()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)(?::(\d+)(?::(\d+))?)?\s*", part)
+    for part in re.sub(r"\blast\b", str(newest), text).split(","):
+        match = re.fullmatch(r"\s*([0-9]+)(?::([0-9]+)(?::([0-9]+))?)?\s*", part)
         if match is None:
-            raise ConfigError(f"--versions {text!r} must be `all`, `last`, or numbers like 0,10,20 or 0:100:10")
+            raise ConfigError(f"--versions {text!r} must be `all`, or numbers and `last`, like 0,10,last or 0:100:10")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if step == 0 or last < first:
             raise ConfigError(f"--versions {part!r} names no version: FROM:TO:STEP goes upwards, by at least 1")

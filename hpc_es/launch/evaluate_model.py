@@ -14,7 +14,7 @@ from pathlib import Path
 from hpc_es.config import Config, compare, load, save
 from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch.eval_config import Asked, Frozen, of_model
-from hpc_es.launch.evaluate import WORKER, Evaluation, Left, Say, announce, play, started, what_is_left
+from hpc_es.launch.evaluate import RUN, WORKER, Evaluation, Left, Say, announce, play, started, what_is_left
 from hpc_es.launch.manifest import settle_tasks
 from hpc_es.launch.prepare import began_config, check_model, launcher_lock
 from hpc_es.launch.solo import Recorded, Solo
@@ -23,9 +23,6 @@ from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.worker.trajectories import TrajectoryFile
-
-RUN = "run"
-"""The source of what a run folder's own journal has."""
 
 
 def evaluate_model(frozen: Frozen, out: Path, asked: Asked, *, say: Say = print) -> Evaluation:
