@@ -44,7 +44,9 @@ SECONDS_TO_END = 15.0
 _PACKAGES = "/opt/packages"
 _PROGRAMS = "/opt/bin"
 _INSIDE = Path(__file__).with_name("sandbox_inside.py")
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICES = {"null": "null", "zero": "full", "full": "full", "random": "random", "urandom": "urandom"}
+"""Inside, and what it is on the host. /dev/full reads as zeros too, but cannot be mapped: what is mapped of /dev/zero
+may be shared memory that belongs to no process."""
 
 
 class Limits(BaseModel):
@@ -277,15 +279,16 @@ def _bubblewrap(limits: Limits, packages: Mapping[str, Path], pid_pipe: int) -> 
         command += ["--symlink", python, f"{_PROGRAMS}/{name}"]
     for name, source in packages.items():
         command += ["--ro-bind", str(source), f"{_PACKAGES}/{name}"]
-    for device in _DEVICES:
-        command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    for device, on_the_host in _DEVICES.items():
+        command += ["--dev-bind", f"/dev/{on_the_host}", f"/dev/{device}"]
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         command += ["--symlink", f"/proc/self/{target}", f"/dev/{name}"]
     for folder in ("/run", "/tmp", "/dev/shm", FOLDER):
         command += ["--dir", folder]
     inside = "/opt/sandbox_inside.py"
     command += ["--proc", "/proc", "--ro-bind", str(_INSIDE), inside, "--remount-ro", "/", "--chdir", "/"]
-    return [*command, "--", python, "-I", "-S", inside, json.dumps({"folder": FOLDER, **limits.model_dump()})]
+    settings = {"folder": FOLDER, "devices": [f"/dev/{device}" for device in _DEVICES], **limits.model_dump()}
+    return [*command, "--", python, "-I", "-S", inside, json.dumps(settings)]
 
 
 def _relative(name: str) -> str:

@@ -32,7 +32,7 @@ NICENESS = 5
 MIB = 2**20
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_FOUND = re.compile(r"^(RssAnon|RssShmem|VmSwap|Threads):\s+(\d+)", re.MULTILINE)
+_FOUND = re.compile(r"^(RssAnon|RssShmem|VmSwap|HugetlbPages|Threads):\s+(\d+)", re.MULTILINE)
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -41,6 +41,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # what has no handler never reaches a first process from inside
     _make_disk(settings)
     _limit_memory(settings["memory_mib"] * MIB)
+    _protect_the_host(settings["devices"])
     _give_up_privileges()
     requests = sys.stdin.buffer
     for name, content in json.loads(requests.readline()).items():
@@ -91,6 +92,17 @@ def _limit_memory(size: int) -> None:
     os.nice(NICENESS)
 
 
+def _protect_the_host(devices: list[str]) -> None:
+    """Nothing is changed in /proc, where the settings of the whole machine are, nor any device, such as its mode.
+
+    A worker that is root owns them all, inside and outside, and what one owns takes no privilege.
+    """
+    no_setuid, no_devices, no_programs, remount_read_only = 2, 4, 8, 1 | 32 | 4096
+    for place in ("/proc", *devices):
+        flags = remount_read_only | no_setuid | no_programs | (no_devices if place == "/proc" else 0)
+        _checked(f"remount of {place}", _LIBC.mount(None, place.encode(), None, flags, None))
+
+
 def _give_up_privileges() -> None:
     """No capability is left, no system call that leads out of the bounds, and no program may look into this process."""
     version_3, whole_process = 0x20080522, 0
@@ -115,22 +127,40 @@ def _checked(what: str, result: int) -> None:
 class _Machine(NamedTuple):
     architecture: int
     denied: tuple[int, ...]
+    of_a_process: tuple[int, ...]
+    """Calls whose first argument is a process, 0 for the caller."""
+    setpriority: int
+    mmap: int
     clone: int
     clone3: int
     socket: int
 
 
 _MACHINES = {
-    # memory that no process is seen to use: memfd_create, memfd_secret, shmget, msgget; namespaces of one's own,
-    # which would allow any mount: unshare, setns; keys, which are the worker's too: add_key, request_key, keyctl;
-    # what no exercise needs: bpf, perf_event_open, userfaultfd, io_uring_setup
-    "x86_64": _Machine(0xC000003E, (319, 447, 29, 68, 272, 308, 248, 249, 250, 321, 298, 323, 425), 56, 435, 41),
-    "aarch64": _Machine(0xC00000B7, (279, 447, 194, 186, 97, 268, 217, 218, 219, 280, 241, 282, 425), 220, 435, 198),
+    # memory that no process is seen to use: memfd_create, memfd_secret, shmget, msgget, semget, vmsplice; namespaces
+    # of one's own, which would allow any mount: unshare, setns; keys, which are the worker's too: add_key,
+    # request_key, keyctl; what no exercise needs: bpf, perf_event_open, userfaultfd, io_uring_setup, io_setup, whose
+    # slots the machine shares, ioprio_set
+    # of a process, since the first one is the watcher: prlimit64, sched_setparam, -scheduler, -affinity, -attr
+    "x86_64": _Machine(
+        0xC000003E,
+        (319, 447, 29, 68, 64, 278, 272, 308, 248, 249, 250, 321, 298, 323, 425, 206, 251),
+        (302, 142, 144, 203, 314),
+        *(141, 9, 56, 435, 41),
+    ),
+    "aarch64": _Machine(
+        0xC00000B7,
+        (279, 447, 194, 186, 190, 75, 97, 268, 217, 218, 219, 280, 241, 282, 425, 0, 30),
+        (261, 118, 119, 122, 274),
+        *(140, 222, 220, 435, 198),
+    ),
 }
 _FAMILIES = (1, 2, 10, 16)
 """Sockets that a network namespace holds: unix, IPv4, IPv6, netlink. Others (vsock) lead to the host."""
 _NAMESPACES = 0x7E020000
 """Flags of clone that make a namespace."""
+_SHARED_ANONYMOUS = 0x21
+"""Flags of mmap for memory that stays when nobody has it mapped any more, so that it is in no process's account."""
 
 
 def system_call_filter(machine: str) -> bytes:
@@ -141,21 +171,24 @@ def system_call_filter(machine: str) -> bytes:
     if machine not in _MACHINES:
         raise OSError(f"no system-call filter is known for {machine}; known: {', '.join(_MACHINES)}")
     known = _MACHINES[machine]
-    allow, deny, unknown = 0x7FFF0000, 0x00050001, 0x00050026
-    load, equal, at_least, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    number, architecture, first_argument = 0, 4, 16
+    allow, deny, unknown = ((0x06, 0, 0, answer) for answer in (0x7FFF0000, 0x00050001, 0x00050026))
+    load, equal, at_least, any_bit, mask = 0x20, 0x15, 0x35, 0x45, 0x54
+    number, architecture = (load, 0, 0, 0), (load, 0, 0, 4)
+    first, second, fourth = ((load, 0, 0, 16 + 8 * i) for i in (0, 1, 3))
     x32 = 0x40000000
-    code = [(load, 0, 0, architecture), (equal, 1, 0, known.architecture), (give, 0, 0, deny), (load, 0, 0, number)]
-    code += [(at_least, 0, 1, x32), (give, 0, 0, deny)]
-    for call in known.denied:
-        code += [(equal, 0, 1, call), (give, 0, 0, deny)]
-    code += [(equal, 0, 1, known.clone3), (give, 0, 0, unknown)]
-    code += [(equal, 0, 3, known.clone), (load, 0, 0, first_argument), (any_bit, 0, 1, _NAMESPACES)]
-    code += [(give, 0, 0, deny), (load, 0, 0, number), (equal, 0, 2 + len(_FAMILIES), known.socket)]
-    code += [(load, 0, 0, first_argument)]
-    code += [(equal, len(_FAMILIES) - i, 0, family) for i, family in enumerate(_FAMILIES)]
-    code += [(give, 0, 0, deny), (give, 0, 0, allow)]
-    return b"".join(struct.pack("=HBBI", *line) for line in code)
+    rules = {
+        known.clone: [first, (any_bit, 0, 1, _NAMESPACES), deny, allow],
+        known.mmap: [fourth, (mask, 0, 0, _SHARED_ANONYMOUS), (equal, 0, 1, _SHARED_ANONYMOUS), deny, allow],
+        known.setpriority: [first, (equal, 0, 2, 0), second, (equal, 1, 0, 0), deny, allow],  # of this one process
+        known.socket: [first, *((equal, len(_FAMILIES) - i, 0, each) for i, each in enumerate(_FAMILIES)), deny, allow],
+        known.clone3: [unknown],
+        **{call: [first, (equal, 1, 0, 0), deny, allow] for call in known.of_a_process},
+        **{call: [deny] for call in known.denied},
+    }
+    code = [architecture, (equal, 1, 0, known.architecture), deny, number, (at_least, 0, 1, x32), deny]
+    for call, rule in rules.items():
+        code += [(equal, 0, len(rule), call), *rule]
+    return b"".join(struct.pack("=HBBI", *line) for line in [*code, allow])
 
 
 # --- one program -------------------------------------------------------------------------------------------------
