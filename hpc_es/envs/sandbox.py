@@ -7,8 +7,8 @@ Invariant: when `run` returns, no process of the program is left, and what it di
 or disk, wrote without end) is an outcome, never an error. An error is a fault of the machinery.
 
 Memory is the anonymous and shared memory of all processes together, looked at 50 times a second, and in each process
-what the kernel lets it allocate; what is written to files is memory too, and has its own limit. Not counted, but
-bounded by the number of processes and of open files, are the kernel's buffers (pipes, sockets).
+what the kernel lets it allocate; each socket counts as 8 MiB; what is written to files is memory too, and has its own
+limit. Not counted, but bounded by the number of processes and of open files, are the buffers of pipes.
 """
 
 import base64

@@ -28,6 +28,7 @@ SECONDS_TO_END = 10.0
 MAX_OUTPUT = 2**24
 """Bytes after which a program is ended; what is kept of them is far less."""
 OPEN_FILES = 256
+SOCKET_MIB = 8  # as which a socket counts: what its buffers may grow to, which no process is seen to use
 NICENESS = 5
 MIB = 2**20
 
@@ -97,9 +98,9 @@ def _protect_the_host(devices: list[str]) -> None:
 
     A worker that is root owns them all, inside and outside, and what one owns takes no privilege.
     """
-    no_setuid, no_devices, no_programs, remount_read_only = 2, 4, 8, 1 | 32 | 4096
+    no_setuid_no_programs, no_devices, remount_read_only = 2 | 8, 4, 1 | 32 | 4096
     for place in ("/proc", *devices):
-        flags = remount_read_only | no_setuid | no_programs | (no_devices if place == "/proc" else 0)
+        flags = remount_read_only | no_setuid_no_programs | (no_devices if place == "/proc" else 0)
         _checked(f"remount of {place}", _LIBC.mount(None, place.encode(), None, flags, None))
 
 
@@ -134,25 +135,25 @@ class _Machine(NamedTuple):
     clone: int
     clone3: int
     socket: int
+    setsockopt: int
 
 
 _MACHINES = {
     # memory that no process is seen to use: memfd_create, memfd_secret, shmget, msgget, semget, vmsplice; namespaces
     # of one's own, which would allow any mount: unshare, setns; keys, which are the worker's too: add_key,
-    # request_key, keyctl; what no exercise needs: bpf, perf_event_open, userfaultfd, io_uring_setup, io_setup, whose
-    # slots the machine shares, ioprio_set
-    # of a process, since the first one is the watcher: prlimit64, sched_setparam, -scheduler, -affinity, -attr
+    # request_key, keyctl; what no exercise needs: bpf, perf_event_open, userfaultfd, io_uring_setup, io_setup,
+    # ioprio_set. Of a process, for the first is the watcher: prlimit64, sched_setparam, -scheduler, -affinity, -attr
     "x86_64": _Machine(
         0xC000003E,
         (319, 447, 29, 68, 64, 278, 272, 308, 248, 249, 250, 321, 298, 323, 425, 206, 251),
         (302, 142, 144, 203, 314),
-        *(141, 9, 56, 435, 41),
+        *(141, 9, 56, 435, 41, 54),
     ),
     "aarch64": _Machine(
         0xC00000B7,
         (279, 447, 194, 186, 190, 75, 97, 268, 217, 218, 219, 280, 241, 282, 425, 0, 30),
         (261, 118, 119, 122, 274),
-        *(140, 222, 220, 435, 198),
+        *(140, 222, 220, 435, 198, 208),
     ),
 }
 _FAMILIES = (1, 2, 10, 16)
@@ -174,13 +175,14 @@ def system_call_filter(machine: str) -> bytes:
     allow, deny, unknown = ((0x06, 0, 0, answer) for answer in (0x7FFF0000, 0x00050001, 0x00050026))
     load, equal, at_least, any_bit, mask = 0x20, 0x15, 0x35, 0x45, 0x54
     number, architecture = (load, 0, 0, 0), (load, 0, 0, 4)
-    first, second, fourth = ((load, 0, 0, 16 + 8 * i) for i in (0, 1, 3))
+    first, second, third, fourth = ((load, 0, 0, 16 + 8 * i) for i in range(4))
     x32 = 0x40000000
     rules = {
         known.clone: [first, (any_bit, 0, 1, _NAMESPACES), deny, allow],
         known.mmap: [fourth, (mask, 0, 0, _SHARED_ANONYMOUS), (equal, 0, 1, _SHARED_ANONYMOUS), deny, allow],
         known.setpriority: [first, (equal, 0, 2, 0), second, (equal, 1, 0, 0), deny, allow],  # of this one process
         known.socket: [first, *((equal, len(_FAMILIES) - i, 0, each) for i, each in enumerate(_FAMILIES)), deny, allow],
+        known.setsockopt: [second, (equal, 0, 3, 1), third, (equal, 2, 0, 7), (equal, 1, 0, 8), allow, deny],
         known.clone3: [unknown],
         **{call: [first, (equal, 1, 0, 0), deny, allow] for call in known.of_a_process},
         **{call: [deny] for call in known.denied},
@@ -247,7 +249,8 @@ class _Use(NamedTuple):
 
     threads: int
     memory: int
-    seconds: float
+    seconds: float  # with those of children that were waited for
+    ticks: dict[str, int]  # of each process alone
 
 
 def run(request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -284,7 +287,7 @@ def _attend(
     program: subprocess.Popen[bytes], stdin: "_Input", output: "_Output", settings: dict[str, Any], began: float
 ) -> str:
     """Feed and read a program until it ends (`exit`) or has used up a limit: which one."""
-    earlier, next_look = _seconds_of_the_dead(), began + TICK
+    clock, next_look = _Clock(), began + TICK
     with selectors.DefaultSelector() as selector:
         selector.register(stdin.pipe, selectors.EVENT_WRITE)
         selector.register(output.pipe, selectors.EVENT_READ)
@@ -313,7 +316,7 @@ def _attend(
                 return "processes"
             if used.memory > settings["memory_mib"] * MIB:
                 return "memory"
-            if used.seconds + _seconds_of_the_dead() - earlier > settings["cpu_seconds"]:
+            if clock.seconds(used) > settings["cpu_seconds"]:
                 return "cpu"
             if now - began > settings["seconds"]:
                 return "time"
@@ -346,7 +349,7 @@ def _reap(program: subprocess.Popen[bytes]) -> None:
 
 
 def _used() -> _Use:
-    threads = kibibytes = ticks = 0
+    threads, kibibytes, total, ticks = 0, 0, 0, dict[str, int]()
     for name in os.listdir("/proc"):
         if not name.isdigit() or name == "1":
             continue
@@ -360,8 +363,30 @@ def _used() -> _Use:
                 threads += int(value)
             else:
                 kibibytes += int(value)
-        ticks += sum(map(int, fields[11:15]))  # user and system, its own and that of its children that ended
-    return _Use(threads, kibibytes * 1024, ticks / _TICKS_PER_SECOND)
+        own, of_children = (sum(map(int, fields[i : i + 2])) for i in (11, 13))  # user and system
+        ticks[f"{name} {fields[19]}"] = own  # and when it began, for names come again
+        total += own + of_children
+    sockets = int(Path("/proc/net/sockstat").read_text().split()[2])  # "sockets: used 3", of this namespace
+    memory = kibibytes * 1024 + sockets * SOCKET_MIB * MIB
+    return _Use(threads, memory, total / _TICKS_PER_SECOND, ticks)
+
+
+class _Clock:
+    """Processor time of one program.
+
+    A parent gets that of a child when it waits for it; one that ignores its children would hide it. Hence the larger of
+    two numbers: that account, and what each process was last seen to have used."""
+
+    def __init__(self) -> None:
+        self._earlier = _seconds_of_the_dead()
+        self._seen: dict[str, int] = {}
+        self._gone = 0
+
+    def seconds(self, used: _Use) -> float:
+        self._gone += sum(ticks for process, ticks in self._seen.items() if process not in used.ticks)
+        self._seen = used.ticks
+        seen = (self._gone + sum(used.ticks.values())) / _TICKS_PER_SECOND
+        return max(seen, used.seconds + _seconds_of_the_dead() - self._earlier)
 
 
 def _seconds_of_the_dead() -> float:
