@@ -56,7 +56,22 @@ def test_list_names_every_built_in_environment_with_what_it_is_and_its_options()
     assert list(listed) == envs.registered()
     assert listed["sudoku"]["what"].startswith("Sudoku as an agent plays it")
     assert listed["sudoku"]["options"]["size"] == "9"
+    assert listed["sudoku"]["choices"]["action"] == ["move", "digit"]
     assert "countdown" in invoke("list").stdout
+
+
+def test_list_says_what_the_options_of_one_environment_mean(parrot: str) -> None:
+    shown = invoke("list", "webshop").stdout
+    assert "actions = 'free'  (free, rank)" in shown
+    assert "max_text: characters of each text" in shown
+    assert "Errors:" not in shown
+    assert "fault = 'none'" in invoke("list", parrot).stdout
+    assert "did you mean 'sudoku'" in invoke("list", "sudoko").stderr
+
+
+def test_check_says_that_evaluations_would_play_training_tasks(parrot: str) -> None:
+    assert "evaluations play training tasks" in " ".join(invoke("check", parrot).stdout.split())
+    assert "training tasks" not in invoke("check", "sudoku", "size=4", "blanks=2").stdout
 
 
 def test_check_passes_an_environment_that_keeps_the_contract(parrot: str) -> None:
@@ -100,6 +115,12 @@ def test_a_person_can_solve_a_sudoku_by_the_numbers_of_the_choices() -> None:
     assert result.exit_code == 0
     assert result.stdout.count("answer with one of the 4 choices") == 2
     assert "after 2 turns: reward 1, solved" in result.stdout
+
+
+def test_a_line_that_ends_in_a_backslash_goes_on_with_the_next(parrot: str) -> None:
+    assert "reward 0, not solved" in invoke("play", parrot, lines="word0\\\nword0\n").stdout
+    Path("echo.py").write_text(THIRD_PARTY.replace("text == word", "text == 'a\\nb'"))
+    assert "reward 1, solved" in invoke("play", "echo:Parrot", lines="a\\\nb\n").stdout
 
 
 def test_a_person_who_leaves_ends_the_command_with_the_code_of_a_stop(parrot: str) -> None:

@@ -4,6 +4,7 @@ Invariant: needs neither a model nor an engine. An environment of one's own is n
 in the working directory.
 """
 
+import textwrap
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,20 +31,33 @@ def add_commands(app: typer.Typer) -> None:
     app.add_typer(env, name="env")
 
 
-def list_envs(json: Json = False) -> None:
-    """The built-in environments, with their options."""
+def list_envs(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="ENV", help="Only this one, and what its options mean; or package.module:Class."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The built-in environments, with their options and defaults."""
+    from dataclasses import asdict
+
     from hpc_es import envs
     from hpc_es.cli.output import console, print_json
 
-    described = {name: envs.describe(name) for name in envs.registered()}
+    described = {each: envs.describe(each) for each in ([name] if name else envs.registered())}
     if json:
-        print_json({name: {"what": each.what, "options": each.options} for name, each in described.items()})
+        print_json({name: asdict(each) for name, each in described.items()})
     out = console(stderr=json)
-    for name, each in described.items():
-        out.print(name, style="bold", markup=False)
+    for listed, each in described.items():
+        out.print(listed, style="bold", markup=False)
         out.print(f"  {each.what}", markup=False)
         for option, default in each.options.items():
-            out.print(f"    {option} = {default}", markup=False, style="dim")
+            choices = f"  ({', '.join(each.choices[option])})" if option in each.choices else ""
+            out.print(f"    {option} = {default}{choices}", markup=False, style="dim")
+        if name and each.meaning:
+            out.print(textwrap.indent(each.meaning, "  "), markup=False)
+    if not name:
+        out.print("what the options of one mean: hpc-es env list ENV", markup=False)
 
 
 def check(name: Name, options: Options = None, json: Json = False) -> None:
@@ -62,7 +76,13 @@ def check(name: Name, options: Options = None, json: Json = False) -> None:
         raise EnvError(f"{name} breaks the contract: {error}") from error
     if json:
         print_json({"env": name, "options": given, "ok": True, "num_tasks": num_tasks})
-    console(stderr=json).print(f"{name} keeps the contract; it has {num_tasks} tasks", markup=False, style="green")
+    out = console(stderr=json)
+    out.print(f"{name} keeps the contract; it has {num_tasks} tasks", markup=False, style="green")
+    if "split" not in envs.describe(name).options:
+        out.print(
+            "it has no option `split`, which a run sets to train or eval: unless task.train and eval.options tell them "
+            "apart, evaluations play training tasks"
+        )
 
 
 def play(
@@ -70,7 +90,10 @@ def play(
     options: Options = None,
     task: Annotated[int, typer.Option(help="Which task.")] = 0,
 ) -> None:
-    """Take the agent's seat: see what it sees, answer as it would. An empty line repeats the prompt, ^D leaves."""
+    """Take the agent's seat: see what it sees, answer as it would.
+
+    An empty line repeats the prompt, a line that ends in a backslash goes on with the next one, ^D leaves.
+    """
     from hpc_es import envs
     from hpc_es.cli.output import console
 
@@ -121,10 +144,13 @@ def _show(observation: "Observation", out: "Console") -> None:
 
 
 def _ask(observation: "Observation", out: "Console") -> str | None:
-    """A line; where there are choices, one of them, by its words or as `#number`. None at the end of the input."""
+    """A line, or several; where there are choices, one of them, by its words or as `#number`. None at the end of the
+    input."""
     while True:
         try:
             answer = out.input("> ", markup=False)
+            while answer.endswith("\\"):
+                answer = answer[:-1] + "\n" + out.input(". ", markup=False)
         except (EOFError, KeyboardInterrupt):
             return None
         choices = observation.choices

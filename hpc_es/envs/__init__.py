@@ -6,7 +6,7 @@ import inspect
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pydantic
 
@@ -38,14 +38,22 @@ class Description:
     what: str
     options: dict[str, str]
     """Name -> default, as Python writes it; `required` where there is none."""
+    choices: dict[str, tuple[str, ...]]
+    """Name -> the values that it may have, of options that have only a few."""
+    meaning: str
+    """What the constructor's docstring says of the options."""
 
 
 def describe(name: str) -> Description:
     """An environment in a line, and its options. Errors: ConfigError for a name that does not exist."""
     env_class = _find(name)
     text = vars(env_class)["__doc__"] or sys.modules[env_class.__module__].__doc__ or ""
-    options = {p.name: "required" if p.default is p.empty else repr(p.default) for p in _parameters(env_class)}
-    return Description(" ".join(text.split("\n\n")[0].split()), options)
+    parameters = _parameters(env_class)
+    options = {p.name: "required" if p.default is p.empty else repr(p.default) for p in parameters}
+    choices = {p.name: found for p in parameters if (found := _choices(p.annotation))}
+    said = "" if env_class.__init__ is object.__init__ else inspect.cleandoc(env_class.__init__.__doc__ or "")
+    meaning = "\n".join(part for part in said.split("\n\n") if not part.startswith("Errors:"))
+    return Description(" ".join(text.split("\n\n")[0].split()), options, choices, meaning)
 
 
 def make(name: str, **options: Any) -> Env:
@@ -100,6 +108,13 @@ def _find(name: str) -> type[Env]:
 def _parameters(env_class: type[Env]) -> tuple[inspect.Parameter, ...]:
     """Kept, because an environment is made for every episode and looking takes longer than making a small one."""
     return tuple(inspect.signature(env_class).parameters.values())
+
+
+def _choices(annotation: Any) -> tuple[str, ...]:
+    """The values of a Literal, also of one that may be None."""
+    if get_origin(annotation) is Literal:
+        return tuple(str(value) for value in get_args(annotation))
+    return next((found for part in get_args(annotation) if (found := _choices(part))), ())
 
 
 def _check_names(name: str, env_class: type[Env], options: dict[str, Any]) -> None:
