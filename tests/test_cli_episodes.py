@@ -73,6 +73,19 @@ def test_all_episodes_of_a_member_are_there_in_numbers(run: Path) -> None:
     assert "store.trajectories" in result.stderr
 
 
+def test_the_evaluated_policy_is_shown_on_all_its_tasks(run: Path) -> None:
+    """They are played in batches, each a slot of its own."""
+    table = read(run).episodes
+    table = table[(table["dispatch_version"] == 0) & (table["kind"] == "eval") & (table["source"] == "run")]
+    assert table["slot"].nunique() > 1
+    keep(RunPaths(run), 0, -2, "later batch")
+    result = episodes(run, "--version", 0, "--member", -1, "--json")
+    found = json.loads(result.stdout)
+    assert sorted(row["task"] for row in found["episodes"]) == sorted(table["task"])
+    assert len(found["kept"]) == 2
+    assert "later batch" in result.stderr
+
+
 def test_a_long_list_says_how_to_see_the_rest(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_es.cli.episodes.NUM_LISTED", 2)
     assert "the newest 2 of 3 kept episodes; the others: --all, or --version V" in episodes(run).stdout

@@ -11,6 +11,7 @@ import typer
 
 from hpc_es.cli.arguments import Json, RunFolder, plural, run_paths
 from hpc_es.errors import ConfigError
+from hpc_es.es.records import CENTRE_SLOT
 from hpc_es.paths import RunPaths
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ OVERVIEW = {
     "turns": "turns",
     "ended": "ended",
 }
+EVALUATED = -1
+"""The member that stands for the unperturbed policy on evaluation tasks."""
 NUM_LISTED = 40
 """Rows of the overview, unless --all is given: the newest."""
 
@@ -116,22 +119,27 @@ def kept_episodes(
     else:
         everything = read_trajectory_file(later) if later.is_file() else iter(())
     for each in everything:
-        named = (each.eval_id.version, each.eval_id.slot, each.episode.task)
+        named = (each.eval_id.version, _member(each.eval_id.slot), each.episode.task)
         if all(wanted in (None, given) for wanted, given in zip((version, member, task), named, strict=True)):
             found[(each.eval_id, each.position)] = each
     return [found[key] for key in sorted(found)]
 
 
 def _rows(root: Path, version: int, member: int, task: int | None, evaluation: str | None) -> "pd.DataFrame":
-    """The numbers of every episode of the member, or of what replaced it."""
+    """The numbers of every episode of the member, or of what replaced it; of the evaluated policy in all batches."""
     from hpc_es.store import read
 
     rows = read(root).episodes
-    rows = rows[
-        (rows["source"] == (evaluation or "run")) & (rows["dispatch_version"] == version) & (rows["slot"] == member)
-    ]
-    rows = rows[rows["replacement"] == rows["replacement"].max()]
+    rows = rows[(rows["source"] == (evaluation or "run")) & (rows["dispatch_version"] == version)]
+    rows = rows[rows["slot"].map(_member) == member]
+    rows = rows[rows["replacement"] == rows.groupby("slot")["replacement"].transform("max")]
+    rows = rows.sort_values(["slot", "position"], ascending=[False, True])
     return rows if task is None else rows[rows["task"] == task]
+
+
+def _member(slot: int) -> int:
+    """Evaluation tasks are played in batches with slots of their own; to a reader all are the evaluated policy."""
+    return slot if slot >= 0 or slot == CENTRE_SLOT else EVALUATED
 
 
 def _summary(kept: "Trajectory") -> dict[str, Any]:
@@ -139,7 +147,7 @@ def _summary(kept: "Trajectory") -> dict[str, Any]:
 
     return {
         "version": kept.eval_id.version,
-        "member": kept.eval_id.slot,
+        "member": _member(kept.eval_id.slot),
         "position": kept.position,
         "kind": kept.kind,
         **msgspec.structs.asdict(kept.episode),
