@@ -88,10 +88,11 @@ def percent(axes: "Axes", which: str = "y") -> None:
 
 
 def thousands(axes: "Axes", which: str = "x") -> None:
-    """1,500,000 as 1.5M."""
+    """1,500,000 as 1.5M; below 1,000 as it is: 0.5 as 500m would be read as minutes."""
     from matplotlib.ticker import EngFormatter
 
-    getattr(axes, f"{which}axis").set_major_formatter(EngFormatter(sep=""))
+    large = EngFormatter(sep="")
+    getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: large(value) if value >= 1000 else f"{value:g}")
 
 
 def log_scale(axes: "Axes") -> None:

@@ -212,7 +212,7 @@ def _draw_magnitudes(axes: "Axes", found: Sample, table: "pd.DataFrame") -> None
     axes.plot(grid, walking, color="black", linewidth=1, linestyle="--", label="random walk, same schedule")
     for threshold in table["threshold"].tolist():
         if grid[0] < threshold < grid[-1]:
-            axes.axvline(threshold, color=MUTED, linewidth=0.7, linestyle=":")
+            axes.axvline(threshold, color=MUTED, linewidth=0.7, linestyle=":", zorder=1.6)
     log_scale(axes)
     percent(axes)
     lines = [
@@ -221,7 +221,10 @@ def _draw_magnitudes(axes: "Axes", found: Sample, table: "pd.DataFrame") -> None
         for row in table.itertuples()
     ]
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1}
-    axes.text(0.02, 0.97, "\n".join(lines), transform=axes.transAxes, va="top", fontsize=7, color=MUTED, bbox=box)
+    text = axes.text(
+        0.02, 0.97, "\n".join(lines), transform=axes.transAxes, va="top", fontsize=7, color=MUTED, bbox=box
+    )
+    text.set_zorder(1.8)  # behind the curves, in front of the thresholds
     legend(axes, loc="lower right")
 
 

@@ -62,6 +62,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"max_content_width": 120},
 )
 model_app = typer.Typer(help="Models to train.", no_args_is_help=True, rich_markup_mode=None)
 config_app = typer.Typer(help="Configurations.", no_args_is_help=True, rich_markup_mode=None)
@@ -170,7 +171,11 @@ def verify(run: RunFolder, model: BaseModel = None, whole: AllRows = False, json
     out.print(versions_table(report.versions, whole=whole))
     for problem in report.problems:
         out.print(f"WRONG: {problem}", markup=False, style="red")
-    out.print(f"{report.num_results} results were reported, updates consumed {report.num_counted} of them")
+    others = report.num_results - report.num_counted
+    out.print(
+        f"{report.num_results} results were reported: {report.num_counted} in updates; {others} of evaluations, "
+        "discarded or left over"
+    )
     if not report.ok:
         raise VerifyError(f"{run} does not fit together: {plural(len(report.problems), 'problem')}, see above")
     out.print(f"{run}: everything fits", markup=False, style="green")

@@ -264,7 +264,8 @@ def _differences(baseline: str) -> "Columns":
             if difference is None:
                 return "-"
             pair = getattr(difference, measure)
-            return f"{pair.difference:{form}} ({pair.low:{form}} to {pair.high:{form}}), p {pair.p_value:.3f}"
+            p = f"{pair.p_value:.3f}" if pair.p_value >= 0.0005 else "<0.001"
+            return f"{pair.difference:{form}} ({pair.low:{form}} to {pair.high:{form}}), p {p}"
 
         return cell
 
@@ -272,8 +273,8 @@ def _differences(baseline: str) -> "Columns":
 
 
 def _counts(each: "Evaluated") -> str:
-    times = f" x {each.num_repeats}" if each.num_repeats > 1 else ""
-    return f"{each.num_tasks}{times} task{'' if each.num_tasks == 1 else 's'}"
+    times = f" x {each.num_repeats} repeats" if each.num_repeats > 1 else ""
+    return f"{each.num_tasks} task{'' if each.num_tasks == 1 else 's'}{times}"
 
 
 def _span(interval: Any, form: str) -> str:

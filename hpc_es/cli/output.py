@@ -201,7 +201,8 @@ def report(paths: RunPaths, out: Console) -> "Summary":
     for command in (
         f"hpc-es verify {paths.root}",
         f"hpc-es replay {paths.root} --version {result.num_commits} --out models/{paths.root.name}",
-        f"hpc-es eval {paths.root} --version 0",
+        f"hpc-es report {paths.root}",
+        f"hpc-es eval {paths.root} --versions 0,last --repeats 4 sampling.temperature=0.7",
         f"hpc-es run {paths.config} run.name={paths.root.name}-seed1 run.seed=1",
     ):
         out.print(f"  {command}", markup=False)
