@@ -226,9 +226,10 @@ def test_any_text_can_be_read(text: str) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("part", ["\\boxed{", "```python\n", "`", " ```", "{", "```bash x", "```python \t"])
+@pytest.mark.parametrize("part", ["\\boxed{", "```python\n", "`", " ```", "{", "```bash x", "```python \t", " "])
 def test_a_turn_that_repeats_itself_is_read_quickly(part: str) -> None:
     prompt.read(part * 20_000)
+    prompt.read("```bash" + part * 60_000)
 
 
 # --- judging -----------------------------------------------------------------------------------------------------

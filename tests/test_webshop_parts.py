@@ -2,19 +2,23 @@
 
 import gzip
 import json
+import re
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpc_es.envs.webshop import Catalogue, catalogue, nouns, products, shelf
 from hpc_es.envs.webshop.analysis import terms
 from hpc_es.envs.webshop.fuzzy import token_set_ratio
 from hpc_es.envs.webshop.index import PostingsBuilder, Ranking, decode_length, encode_length
+from hpc_es.envs.webshop.pages import parse
 from hpc_es.envs.webshop.porter import stem
+from hpc_es.envs.webshop.prompt import read
 from hpc_es.errors import ConfigError, EnvError
 
 # --- terms -------------------------------------------------------------------------------------------------------
@@ -180,6 +184,30 @@ def test_a_new_title_without_spacy_says_what_to_install(monkeypatch: pytest.Monk
     nouns._model.cache_clear()
     with pytest.raises(EnvError, match=r"pip install 'hpc_es\[webshop\]'"):
         nouns.nouns("A title that nobody has seen")
+
+
+# --- answers -----------------------------------------------------------------------------------------------------
+
+
+@given(st.text("ab[]\n", max_size=12))
+@example("a[b]\n]")
+@example("[[a]]]")
+def test_an_action_is_parsed_as_the_originals_expression_parses_it(action: str) -> None:
+    match = re.match(r"(.+)\[(.+)\]", action)
+    assert parse(action) == ((match[1], match[2]) if match else (action, None))
+
+
+@given(st.lists(st.sampled_from(["<action>", "</action>", "</ACTION>", "a", "\u0130"]), max_size=8).map("".join))
+def test_the_last_tags_of_an_answer_count(answer: str) -> None:
+    tagged = re.findall("<action>(.*?)</action>", answer, re.DOTALL | re.IGNORECASE)
+    assert read(answer) == (tagged[-1].strip().lower() if tagged else answer.strip())
+
+
+def test_no_answer_takes_long_to_read() -> None:
+    began = time.perf_counter()
+    for text in ("[" * 50_000, "[" * 30_000 + "\n" + "]" * 30_000, "</action>" + "<action>" * 8000):
+        parse(read(text))
+    assert time.perf_counter() - began < 3
 
 
 # --- files and what is kept on disk ------------------------------------------------------------------------------

@@ -15,7 +15,8 @@ Tool = Literal["bash", "python"]
 
 _BLOCK = re.compile(
     r"^[ \t]*```[ \t]*(?P<language>bash|sh|shell|python3?|py)"
-    r"(?:[ \t]+(?P<line>[^\n`]+)(?P<end_of_line>```)|[ \t]*\r?(?:\n|\Z)(?P<code>.*?)(?P<end>^[ \t]*```[ \t]*\r?$|\Z))",
+    r"(?:[ \t]++(?P<line>[^\n`]++)(?P<end_of_line>```)"
+    r"|[ \t]*\r?(?:\n|\Z)(?P<code>.*?)(?P<end>^[ \t]*```[ \t]*\r?$|\Z))",
     re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
 """Of several lines, or all in one: ```bash ls```"""

@@ -8,7 +8,6 @@ WebShop's templates and `envs/web_agent_text_env.py` (Yao et al., 2022).
 
 import json
 import random
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -20,7 +19,6 @@ from hpc_es.envs.webshop.reward import Reward
 
 PAGE_SIZE = 10
 SEPARATOR = " [SEP] "
-_ACTION = re.compile(r"(.+)\[(.+)\]")
 _SUB_PAGES = ("description", "features", "reviews", "attributes")
 _HTML_SPACES = "\x20\x0a\x09\x0c\x0d"
 
@@ -28,9 +26,14 @@ Place = Literal["search", "results", "item", "sub page", "done"]
 
 
 def parse(action: str) -> tuple[str, str | None]:
-    """Name and lower-case argument of `name[argument]`; no argument where an action has another form."""
-    match = _ACTION.match(action)
-    return (match[1], match[2].lower()) if match else (action, None)
+    """Name and lower-case argument of `name[argument]`; no argument where an action has another form.
+
+    These are the groups of the original's expression, (.+)[(.+)], which takes seconds where brackets are repeated.
+    """
+    line = action.partition("\n")[0]
+    last = line.rfind("]")
+    first = line.rfind("[", 1, max(last - 1, 0))
+    return (line[:first], line[first + 1 : last].lower()) if first > 0 else (action, None)
 
 
 @dataclass(frozen=True)

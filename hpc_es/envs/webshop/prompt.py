@@ -15,6 +15,7 @@ Style = Literal["think", "plain", "short"]
 MAX_CHARACTERS = 13_000
 """A longer prompt loses its history."""
 _TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
+_END = re.compile("</action>", re.IGNORECASE)
 
 _NO_BRACKETS = str.maketrans("[]", "  ")
 
@@ -84,5 +85,6 @@ def searches(goal: Goal) -> list[str]:
 
 def read(answer: str) -> str:
     """The action in an answer: what the last action tags hold, in lower case; without tags, the answer itself."""
-    tagged = _TAGGED.findall(answer)
+    ends = [match.end() for match in _END.finditer(answer)]  # behind the last, each opening tag would look for another
+    tagged = _TAGGED.findall(answer, 0, ends[-1]) if ends else []
     return tagged[-1].strip().lower() if tagged else answer.strip()
