@@ -68,7 +68,10 @@ def read(path: Path, split: Split | None = None) -> tuple[Problem, ...]:
     try:
         stamp = path.stat().st_mtime_ns
     except OSError as error:
-        raise ConfigError(f"{path}: the problems cannot be read ({error.strerror})") from error
+        raise ConfigError(
+            f"{path}: the problems cannot be read ({error.strerror}); data_dir is relative to the working directory, "
+            "and each line of a file is a JSON object with question (or problem) and answer"
+        ) from error
     return _read(path, split, stamp)
 
 
