@@ -510,7 +510,7 @@ def invoke(*arguments: Any, code: int = 0) -> Result:
 
 def test_the_command_prints_a_table_and_the_same_as_json(root: Path) -> None:
     table = invoke("eval", root, "--versions", "0,4", "--task", "task.yaml", "--name", LATER).stdout
-    assert "lab actions=3, T=1 max_tokens=1: 12 x 3 tasks" in table
+    assert "lab actions=3, T=1 max_tokens=1: 12 tasks x 3 repeats" in table
     assert "theta_0" in table
     assert "other tasks or decoding than the run's own" in table
     answer = json.loads(

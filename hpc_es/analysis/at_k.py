@@ -125,11 +125,13 @@ def plot_at_k(runs: Runs, version: int | None = None) -> "Figure":
         raise NothingToShow(reasons[0] if reasons else "there is no run")
     figure, (row,) = panels(1, 2, width=10.5, height=3.6)
     protocols = {text for _, table in shown for text in table["protocol"]}
+    if len(protocols) == 1:
+        figure.suptitle(min(protocols), fontsize=9)  # too long for a panel
     for axes, (name, of) in zip(row, (("pass@k", "success"), ("max@k", "reward")), strict=True):
         for number, (label, table) in enumerate(shown):
             suffix = f" ({table['protocol'].iloc[0]})" if len(protocols) > 1 else ""
             _draw(axes, table[table["of"] == of], name, label + suffix, colour(number))
-        title(axes, f"{name} of {of}, dotted mean@k" + (f": {min(protocols)}" if len(protocols) == 1 else ""))
+        title(axes, f"{name} of {of}, dotted mean@k")
         axes.set_xlabel("k (attempts at a task)")
         axes.set_xscale("log", base=2)
         axes.set_xticks(KS, [str(k) for k in KS])
