@@ -1,20 +1,28 @@
 """pass@k, mean@k and max@k against all choices of k repeats, one by one."""
 
 import itertools
+import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from staged_run import Staged, stage, sync, write_facts
 
 from hpc_es.analysis.at_k import at_k, curve, max_at_k, mean_at_k, pass_at_k, plot_at_k
 from hpc_es.analysis.intervals import bootstrap_mean
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError, NothingToShow
-from hpc_es.store import Run
+from hpc_es.es.records import Assignment, Episode, EvalId, Result
+from hpc_es.paths import RunPaths
+from hpc_es.store import Run, read
+from hpc_es.store.journal import read_journal
+from hpc_es.store.later import EvalJournal
+from hpc_es.store.records import Planned, Reported, Started
 
 REWARDS = st.tuples(st.integers(1, 4), st.integers(1, 7)).flatmap(
     lambda shape: st.lists(
@@ -119,6 +127,53 @@ def test_of_a_run_the_first_and_the_last_version_are_estimated(tmp_path: Path) -
     write_facts(tmp_path, [TaskFacts(str(task), reachable=task > 2) for task in range(12)])
     assert plot_at_k(run).axes[0].get_ylabel() == "success on held-out tasks (at most 75.0%)"
     assert len(plot_at_k(run, version=2).axes[0].lines) == 2
+
+
+def test_evaluations_of_other_tasks_change_nothing_where_the_run_has_repeats_of_its_own(tmp_path: Path) -> None:
+    run = staged(tmp_path, repeats=2)
+    before = at_k(run)
+    config = json.loads(run.attrs["config"])
+    config["task"]["options"] = {"blanks": 40}
+    play_later(tmp_path, "other", config, versions=(0, 3, 4), repeats=8)
+    run = read(tmp_path)
+    assert at_k(run).equals(before)
+    assert set(at_k(run, 3)["source"]) == {"other"}
+
+
+def test_without_repeats_of_its_own_one_other_protocol_is_shown(tmp_path: Path) -> None:
+    config = json.loads(staged(tmp_path, repeats=1).attrs["config"])
+    for name, blanks, versions, repeats in (("easy", 1, (0, 4), 2), ("hard", 9, (0, 2), 4)):
+        config["task"]["options"] = {"blanks": blanks}
+        play_later(tmp_path, name, config, versions, repeats)
+    table = at_k(read(tmp_path))
+    assert set(zip(table["source"], table["version"], strict=True)) == {("easy", 0), ("easy", 4)}
+
+
+def test_the_ceiling_is_that_of_the_tasks_that_were_played(tmp_path: Path) -> None:
+    run = staged(tmp_path, repeats=2)
+    write_facts(tmp_path, [TaskFacts(str(task), reachable=task < 12) for task in range(24)])
+    assert "at most" not in plot_at_k(run).axes[0].get_ylabel()
+
+
+def play_later(root: Path, name: str, config: dict[str, Any], versions: tuple[int, ...], repeats: int) -> None:
+    """evals/NAME.hpcj: 12 tasks, of which the first half succeeds."""
+    first = next(iter(read_journal(root)))
+    assert isinstance(first, Started)
+    started = replace(first, config_json=json.dumps(config))
+    episode = Episode(0, 1.0, True, 1, 0, 1, 1, 0.1, 0.1, "terminated")
+    later = EvalJournal.open(RunPaths(root), name, started)
+    for version in versions:
+        plan = tuple(
+            Assignment(EvalId(version, -1 - repeat), 0, "eval", None, tuple(range(12)), repeat)
+            for repeat in range(repeats)
+        )
+        later.append(Planned(1.0, version, plan))
+        for batch in plan:
+            played = tuple(
+                replace(episode, task=task, success=task < 6, reward=float(task < 6)) for task in batch.tasks
+            )
+            later.append(Reported(1.0, "later", Result(batch.eval_id, 0.5, played, 5, 0.0, 0.0, 0.5), 0.0, 1.0, 1))
+    later.close()
 
 
 def test_without_repeats_the_figure_says_so(tmp_path: Path) -> None:

@@ -255,7 +255,9 @@ def test_a_task_file_may_say_no_more_than_the_task(root: Path) -> None:
         (Asked(overrides=["task.options.actoins=4"]), "no option 'actoins', did you mean 'actions'"),
         (Asked(overrides=["sampling.max_tokens=64"]), "must be below engine.max_model_len=64"),
         (Asked(Path("none.yaml")), "none.yaml: no such config file"),
-        (Asked(repeats=0), "--repeats 0 must be at least 1"),
+        (Asked(repeats=0), "--repeats 0 must be 1 to 1024"),
+        (Asked(repeats=1025), "--repeats 1025 must be 1 to 1024"),
+        (Asked(overrides=["eval.repeats=1000000000"]), "eval.repeats=1000000000 .* must be at most 1024"),
         (Asked(num_tasks=0), "0 evaluation tasks are asked for"),
         (Asked(num_tasks=9999), "9999 evaluation tasks are asked for, lab has 1 to 4096"),
     ],
@@ -406,6 +408,16 @@ def test_tasks_that_have_become_others_are_not_played(root: Path, monkeypatch: p
     out_of_reach(monkeypatch, name="a third")
     with pytest.raises(ConfigError, match="the evaluation tasks of lab are not those"):
         play(root, "0,1", OTHER, "other")
+
+
+def test_the_same_options_on_other_data_are_not_paired(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "another"):
+        out_of_reach(monkeypatch, name=name)
+        play(root, "0,4", OTHER, name)
+    first, last, other, _ = evaluations(hpc_es.store.read(root))
+    assert (first.source, last.source, other.source) == ("another", "another", "one")
+    assert difference(last, first) is not None
+    assert difference(last, other) is None
 
 
 # --- a model, an endpoint -----------------------------------------------------------------------------------------

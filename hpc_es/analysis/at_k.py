@@ -92,8 +92,9 @@ _CURVES: tuple[tuple[str, str, Estimator], ...] = (
 def at_k(run: Run, version: int | None = None) -> "pd.DataFrame":
     """pass@k and mean@k of success, max@k and mean@k of reward, of a version whose tasks were played repeatedly.
 
-    version None: of the first and the last such version; what was played by another protocol (tasks, decoding) than the
-    last is left out. Columns: source, version, protocol, num_tasks, num_repeats, name, of, k, mean, low, high.
+    By the run's own protocol (tasks, decoding) where that has repeats, else by that of the last version with repeats.
+    version None: of the first and the last such version.
+    Columns: source, version, protocol, num_tasks, num_repeats, name, of, k, mean, low, high.
     Errors: NothingToShow, with which versions there are.
     """
     import pandas as pd
@@ -118,7 +119,8 @@ def plot_at_k(runs: Runs, version: int | None = None) -> "Figure":
     for label, run in labelled(runs):
         try:
             shown.append((label, at_k(run, version)))
-            ceilings |= {ceiling(run, source=source) for source in shown[-1][1]["source"]}
+            played = shown[-1][1][["source", "num_tasks"]].drop_duplicates()
+            ceilings |= {ceiling(run, range(num_tasks), source) for source, num_tasks in played.itertuples(index=False)}
         except NothingToShow as reason:
             reasons.append(str(reason))
     if not shown:
@@ -157,19 +159,18 @@ def _draw(axes: "Axes", table: "pd.DataFrame", name: str, label: str, tint: str)
 
 
 def _repeated(run: Run, version: int | None) -> "pd.DataFrame":
-    """Rows of `run.evals` with repeats, one for each version: that with most of them. Errors: NothingToShow."""
+    """Rows of `run.evals` with repeats by one protocol, one for each version: that with most. Errors: NothingToShow."""
     evals = run.evals[(run.evals["num_tasks"] > 0) & (run.evals["num_repeats"] > 1).fillna(False)]
-    evals = evals.sort_values(["version", "num_repeats", "num_tasks", "time"]).drop_duplicates("version", keep="last")
     if evals.empty:
         raise NothingToShow("no version has played its held-out tasks more than once (eval.repeats)")
-    if version is None:
-        protocols = evals["protocol_digest"].fillna(0)
-        same = evals[protocols == protocols.iloc[-1]]
-        return same.iloc[[0, -1]].drop_duplicates("version")
-    if version not in set(evals["version"]):
-        known = ", ".join(str(known) for known in evals["version"])
+    rows = evals if version is None else evals[evals["version"] == version]
+    if rows.empty:
+        known = ", ".join(str(known) for known in sorted(set(evals["version"])))
         raise NothingToShow(f"version {version} has not played its held-out tasks more than once, only {known}")
-    return evals[evals["version"] == version]
+    rows = rows.sort_values(["version", "num_repeats", "num_tasks", "time"])
+    own, protocols = rows[~rows["other_protocol"]], rows["protocol_digest"].fillna(0)
+    rows = rows[protocols == protocols.iloc[-1]] if own.empty else own
+    return rows.drop_duplicates("version", keep="last").iloc[[0, -1]].drop_duplicates("version")
 
 
 def _repeats(values: "ArrayLike", k: int) -> "Array":

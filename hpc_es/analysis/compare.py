@@ -92,7 +92,7 @@ def compare(a: Sequence[Policy], b: Sequence[Policy], *, num_tasks: int | None =
         _costs(a),
         _costs(b),
         tuple(_differences(pairs)),
-        held_out.ceiling(a[0].run, tasks),
+        held_out.ceiling(a[0].run, tasks, held_out.best_source(a[0].run, a[0].version)),
     )
 
 

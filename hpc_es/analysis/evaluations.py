@@ -1,7 +1,7 @@
 """What recorded evaluations of the unperturbed policy came to, and how sure each number is.
 
 Invariants: one row is one version under one evaluation (the run's own, or a later one); differences are paired over
-the tasks that both sides played, and only taken where both were measured by the same protocol.
+the tasks that both sides played, and only taken where both were measured by the same protocol on the same tasks.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,6 @@ from hpc_es.analysis import held_out
 from hpc_es.analysis.at_k import KS, AtK, max_at_k, pass_at_k
 from hpc_es.analysis.held_out import Ceiling
 from hpc_es.analysis.intervals import Interval, Paired, bootstrap_mean, paired, wilson
-from hpc_es.launch.manifest import read_tasks
-from hpc_es.paths import RunPaths
 from hpc_es.store import Run
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ class Evaluated:
     ceiling: Ceiling | None
     """Where it is known that some of the tasks cannot succeed."""
     outcomes: "pd.DataFrame"
-    """Index task; mean reward and success."""
+    """Index task; mean reward and success, and the task's id, None where no manifest names it."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +82,12 @@ def incomplete(run: Run) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def difference(a: Evaluated, b: Evaluated) -> Difference | None:
-    """A - B on the tasks that both played; None where they were measured otherwise, or share fewer than two tasks."""
+    """A - B on the tasks that both played; None where they were measured otherwise, share fewer than two tasks, or one
+    of them was another one (the same options on other data)."""
     if a.protocol_digest is None or a.protocol_digest != b.protocol_digest:
         return None
     tasks = a.outcomes.index.intersection(b.outcomes.index)
-    if len(tasks) < 2:
+    if len(tasks) < 2 or _are_others(a.outcomes["id"][tasks], b.outcomes["id"][tasks]):
         return None
     reward, success = (
         paired(a.outcomes[measure][tasks].to_numpy(float), b.outcomes[measure][tasks].to_numpy(float))
@@ -114,6 +113,8 @@ def _evaluated(run: Run, row: dict[Any, Any]) -> Evaluated:
     source, version = str(row["source"]), int(row["version"])
     played = held_out.episodes(run, version, source)
     reward, success = held_out.by_repeat(played, "reward"), held_out.by_repeat(played, "success")
+    outcomes = held_out.by_task(played)
+    ids = [facts.id for facts in held_out.task_facts(run, source) or []]
     num_tasks, num_repeats = success.shape
     ks = sorted({k for k in KS if k <= num_repeats} | {num_repeats})
     once = wilson(int(success.sum()), num_tasks) if num_repeats == 1 else None
@@ -133,21 +134,13 @@ def _evaluated(run: Run, row: dict[Any, Any]) -> Evaluated:
         success_interval=once or bootstrap_mean(success),
         pass_at=tuple(pass_at_k(success, k) for k in ks),
         max_at=tuple(max_at_k(reward, k) for k in ks),
-        ceiling=_ceiling(run, source, [int(task) for task in sorted(played["task"].unique())]),
-        outcomes=held_out.by_task(played),
+        ceiling=held_out.ceiling(run, outcomes.index, source),
+        outcomes=outcomes.assign(id=pd.Series(ids, dtype=object).reindex(outcomes.index)),
     )
 
 
-def _ceiling(run: Run, source: str, tasks: Sequence[int]) -> Ceiling | None:
-    """Errors: StoreError when a manifest is damaged."""
-    if run.folder is None:
-        return None
-    paths = RunPaths(run.folder)
-    manifest = read_tasks(paths.later_eval_tasks(source)) or read_tasks(paths.tasks)
-    facts = manifest.tasks if manifest else []
-    if any(task >= len(facts) for task in tasks) or all(facts[task].reachable for task in tasks):
-        return None
-    return Ceiling(sum(facts[task].reachable for task in tasks), len(tasks))
+def _are_others(ids: "pd.Series[Any]", others: "pd.Series[Any]") -> bool:
+    return bool((ids.notna() & others.notna() & (ids != others)).any())
 
 
 def _own_first(column: "pd.Series[Any]") -> "pd.Series[Any]":

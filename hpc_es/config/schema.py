@@ -14,6 +14,9 @@ from pydantic import AfterValidator, Field, model_validator
 from hpc_es.config.es import EsConfig, StalenessConfig, Sync, Tail
 from hpc_es.config.fields import Model, Seconds, file_name
 
+MAX_REPEATS = 1024
+"""Of a task in one evaluation: all of them are planned at once."""
+
 
 class RunConfig(Model):
     name: Annotated[str, AfterValidator(file_name)]
@@ -80,7 +83,7 @@ class EvalConfig(Model):
     """The first so many tasks of the evaluation environment. 0: no evaluation at all."""
     batch: int | None = Field(None, ge=1)
     """Tasks per evaluation; default: es.tasks_per_member."""
-    repeats: int = Field(1, ge=1)
+    repeats: int = Field(1, ge=1, le=MAX_REPEATS)
     """Every task is played so many times, each time with sampling seeds of its own; greedy play gains nothing."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Laid over `task.options`."""

@@ -13,6 +13,7 @@ from hpc_es import envs
 from hpc_es.config import Config, Loaded, load, settle
 from hpc_es.config.fields import file_name
 from hpc_es.config.load import DEFAULT
+from hpc_es.config.schema import MAX_REPEATS
 from hpc_es.errors import ConfigError
 from hpc_es.paths import RunPaths
 
@@ -137,8 +138,8 @@ def _counted(config: Config, asked: Asked, file: Loaded | None = None) -> Config
     if not 1 <= wanted <= available:
         raise ConfigError(f"{wanted} evaluation tasks are asked for, {config.task.env} has 1 to {available}")
     repeats = config.eval.repeats if asked.repeats is None else asked.repeats
-    if repeats < 1:
-        raise ConfigError(f"--repeats {repeats} must be at least 1")
+    if not 1 <= repeats <= MAX_REPEATS:
+        raise ConfigError(f"--repeats {repeats} must be 1 to {MAX_REPEATS}")
     evaluation = config.eval.model_copy(update={"num_tasks": wanted, "repeats": repeats})
     kept = config.store.trajectories if asked.keep is None else asked.keep
     store = config.store.model_copy(update={"trajectories": kept})

@@ -103,8 +103,8 @@ def _facts(config: Config, wanted: int) -> list[TaskFacts]:
 def _checked(facts: object, task: int) -> TaskFacts:
     """Errors: EnvError when an environment says something else of a task than the contract allows."""
     try:
-        return msgspec.convert(msgspec.to_builtins(facts), TaskFacts)
-    except (TypeError, msgspec.ValidationError) as error:
+        return msgspec.json.decode(msgspec.json.encode(facts), type=TaskFacts)
+    except (TypeError, UnicodeEncodeError, msgspec.MsgspecError) as error:
         raise EnvError(f"task {task} has no proper facts: {error}, in {facts!r}") from None
 
 
