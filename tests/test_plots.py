@@ -72,7 +72,20 @@ def test_every_mode_has_its_figure_alone_and_beside_the_others(
 ) -> None:
     for run in runs.values():
         assert plot(run).axes[0].has_data()
-    assert png(plot(list(runs.values()))).startswith(b"\x89PNG")
+    figure = plot(list(runs.values()))
+    assert png(figure).startswith(b"\x89PNG")
+    assert not _titles_in_others(figure)
+
+
+def _titles_in_others(figure: Any) -> list[str]:
+    """Titles that run into another one, or out of a figure that has been drawn."""
+    drawn = [text for axes in figure.axes for text in (axes._left_title, axes.title) if text.get_text()]
+    boxes = [text.get_window_extent() for text in drawn]
+    return [
+        text.get_text()
+        for text, box in zip(drawn, boxes, strict=True)
+        if box.x1 > figure.bbox.x1 or any(box.overlaps(other) for other in boxes if other is not box)
+    ]
 
 
 @pytest.mark.parametrize(
