@@ -4,6 +4,7 @@ Invariant: what is printed comes from what was recorded, so that both commands s
 """
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -77,6 +78,7 @@ def evaluate(
     from hpc_es.launch.eval_config import Asked
     from hpc_es.store import read
 
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # an engine in the person's terminal: no pages of warnings
     console_out = console(stderr=json)
     asked = Asked(task, tuple(overrides or ()), num_tasks, repeats, keep)
     wanted = _versions(versions, version)
