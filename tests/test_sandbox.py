@@ -77,6 +77,16 @@ def test_files_last_from_one_program_to_the_next_and_no_longer(tmp_path: Path) -
         assert other.run("ls -A . /tmp /dev/shm").output.split() == [".:", "/dev/shm:", "/tmp:"]
 
 
+def test_the_same_program_prints_the_same_twice() -> None:
+    code = "import threading; print({'a', 'b'}, object(), map(abs, []), lambda: 0, threading.Lock())"
+    shown = []
+    for _ in range(2):
+        with Sandbox(SMALL) as sandbox:
+            shown.append(sandbox.run(["python3", "-c", code]).output)
+    assert shown[0] == shown[1]
+    assert " at 0x" in shown[0]
+
+
 def test_packages_of_the_worker_can_be_imported_when_asked_for() -> None:
     with Sandbox(Limits(), packages=("numpy", "yaml")) as sandbox:
         ran = sandbox.run("python3 -c 'import numpy, yaml; print(numpy.arange(4).sum(), numpy.__file__)'")
@@ -245,6 +255,14 @@ def test_nothing_that_it_started_outlives_a_program(sandbox: Sandbox, start: str
     assert (ran.output, ran.ended) == ("started\n", "exit")
     assert ran.seconds < 3
     assert not _processes_with("98765")
+
+
+def test_output_that_a_socket_keeps_open_is_not_waited_for() -> None:
+    keep = "a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [a.fileno(), b.fileno(), 1, 2]); print('sent')"
+    with Sandbox() as sandbox:  # until the kernel finds them, those sockets count
+        ran = [sandbox.run(["python3", "-c", f"import socket; {keep}"]) for _ in range(8)]
+    assert {(each.output, each.ended) for each in ran} == {("sent\n", "exit")}
+    assert sum(each.seconds for each in ran) < 5
 
 
 def test_closing_ends_a_program_that_runs() -> None:

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import resource
+import select
 import selectors
 import signal
 import struct
@@ -40,6 +41,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 def main() -> None:
     settings = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # what has no handler never reaches a first process from inside
+    _LIBC.personality(0x0040000)  # no random addresses: a program that prints them prints the same twice
     _make_disk(settings)
     _limit_memory(settings["memory_mib"] * MIB)
     _protect_the_host(settings["devices"])
@@ -94,10 +96,8 @@ def _limit_memory(size: int) -> None:
 
 
 def _protect_the_host(devices: list[str]) -> None:
-    """Nothing is changed in /proc, where the settings of the whole machine are, nor any device, such as its mode.
-
-    A worker that is root owns them all, inside and outside, and what one owns takes no privilege.
-    """
+    """/proc, with the settings of the whole machine, and devices are read-only: a worker that is root owns them, and
+    what one owns takes no privilege, as the mode of /dev/null."""
     no_setuid_no_programs, no_devices, remount_read_only = 2 | 8, 4, 1 | 32 | 4096
     for place in ("/proc", *devices):
         flags = remount_read_only | no_setuid_no_programs | (no_devices if place == "/proc" else 0)
@@ -277,8 +277,8 @@ def run(request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         stdin = _Input(program.stdin.fileno(), request["stdin"].encode(errors="replace"))
         ended = _attend(program, stdin, output, settings, began)
         _end_all(program)
-        while output.read():  # what the dead have left in the pipe
-            pass
+        while select.select([output.pipe], [], [], 0)[0] and output.read():
+            pass  # what the dead have left; its end may be late, where a socket that was sent to itself keeps it
     seconds = time.monotonic() - began
     return {"output": output.text(), "status": program.returncode, "ended": ended, "seconds": seconds}
 
@@ -374,8 +374,8 @@ def _used() -> _Use:
 class _Clock:
     """Processor time of one program.
 
-    A parent gets that of a child when it waits for it; one that ignores its children would hide it. Hence the larger of
-    two numbers: that account, and what each process was last seen to have used."""
+    A parent gets a child's when it waits for it. One that never does would hide it, so what each process was last seen
+    to have used is counted too, and the larger number holds."""
 
     def __init__(self) -> None:
         self._earlier = _seconds_of_the_dead()
