@@ -56,6 +56,14 @@ def test_a_kept_episode_is_shown_word_by_word_whatever_its_words(run: Path) -> N
     assert "truncated after 2 turns, reward 0.5, not solved" in shown
 
 
+def test_what_a_model_or_a_program_wrote_gives_the_terminal_no_orders(run: Path) -> None:
+    keep(RunPaths(run), 2, 3, "\x1b[2Jclear", text="title \x1b]0;mine\x07 \x9b5m\ttab\r\nnext")
+    shown = episodes(run, "--member", 3).output
+    assert r"\x1b[2Jclear" in shown
+    assert r"title \x1b]0;mine\x07 \x9b5m" in shown
+    assert not set(shown) & {"\x1b", "\x07", "\x9b"}
+
+
 def test_the_version_is_the_last_one_that_was_kept_unless_it_is_given(run: Path) -> None:
     assert "open [sesame]" in episodes(run, "--member", 1).stdout
     assert "wait" in episodes(run, "--member", -1).stdout

@@ -135,12 +135,14 @@ def _play(env: "Env", task: int, out: "Console") -> bool:
 
 
 def _show(observation: "Observation", out: "Console") -> None:
+    from hpc_es.cli.output import harmless
+
     for message in observation.messages:
         if message.role != "user":
             out.print(f"[{message.role}]", style="dim", markup=False)
-        out.print(message.readable, markup=False)
+        out.print(harmless(message.readable), markup=False)
     for number, choice in enumerate(observation.choices or (), 1):
-        out.print(f"  #{number} {choice}", markup=False, style="cyan")
+        out.print(f"  #{number} {harmless(choice)}", markup=False, style="cyan")
 
 
 def _ask(observation: "Observation", out: "Console") -> str | None:

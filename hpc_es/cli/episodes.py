@@ -209,15 +209,17 @@ def _shown(kept: "Trajectory") -> "RenderableType":
     from rich.rule import Rule
     from rich.text import Text
 
+    from hpc_es.cli.output import harmless
+
     parts: list[RenderableType] = []
     for number, turn in enumerate(kept.turns, 1):
         parts.append(Rule(f"turn {number}", style="dim", align="left"))
         for message in turn.messages:
             label = "" if message.role == "user" else f"[{message.role}] "
-            parts.append(Text(label + message.content))
+            parts.append(Text(label + harmless(message.content)))
         earned = f"reward {turn.reward:.4g}" if turn.reward else ""
         notes = ", ".join(filter(None, (earned, "refused" if turn.invalid else "")))
-        parts.append(Text(turn.answer or "(an empty answer)", style="bold green"))
+        parts.append(Text(harmless(turn.answer) or "(an empty answer)", style="bold green"))
         if notes:
             parts.append(Text(notes, style="yellow"))
     episode, hidden = kept.episode, kept.episode.turns - len(kept.turns)

@@ -6,6 +6,7 @@ event and one per new version, each with its time.
 
 import contextlib
 import csv
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ NUM_ROWS_SHOWN = 24
 """Of a longer table its two ends are shown, unless it is asked for whole."""
 NUM_ROWS_AT_ENDS = 4
 
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
 Row = TypeVar("Row")
 
 
@@ -44,6 +47,11 @@ def console(*, stderr: bool = False) -> Console:
     if not out.is_terminal:
         out.width = WIDTH_IN_FILES
     return out
+
+
+def harmless(text: str) -> str:
+    """Words of a model, a program or a page: what a terminal would take as an order is shown as `\\x1b`, not sent."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
 def excerpt(rows: Sequence[Row], notable: Callable[[Row], bool], *, whole: bool) -> list[Row | None]:
