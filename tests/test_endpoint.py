@@ -261,6 +261,8 @@ def test_an_answer_that_cannot_be_written_loses_what_cannot():
         (Reply(body={"choices": [{"message": {"content": 5}}]}), "Expected `str"),
         (Reply(body=[1]), "Expected `object`, got `array`"),
         (Reply(body={"error": {"message": "no provider"}}), "no provider"),
+        (says("a", tokens=(-1, 1)), "Expected `int` >= 0"),
+        (says("a", tokens=(1, 10**30)), "Expected `int` <= 2147483647"),
         (says("half of it", finish="abort"), "broke an answer off"),
         (refuses(400, "presence_penalty is not for this model"), "HTTP 400: presence_penalty .*engine.extra"),
         (refuses(404, "The model `m` does not exist"), "has no model m that chats .*it has m"),

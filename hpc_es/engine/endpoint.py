@@ -306,9 +306,13 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+"""Tokens of one answer: what is no such number would spoil sums, or fit into no table."""
+
+
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
 
 
 class _Answer(msgspec.Struct):
