@@ -117,15 +117,17 @@ def read_examples(name: str, folder: Path, limit: int | None = None) -> Examples
     if name not in DEFINITIONS:
         raise ConfigError(f"there is no task {name!r}; there are {', '.join(DEFINITIONS)}")
     definition = DEFINITIONS[name]
-    path = folder / definition.file
+    path, kind = folder / definition.file, MmluPro if name == "mmlu_pro" else HellaSwag
     try:
         packed = path.read_bytes()
         lines = gzip.decompress(packed).splitlines()
     except FileNotFoundError:
-        raise ConfigError(f"{path} is missing; {name} needs it (see --data)") from None
+        fields = ", ".join(kind.__struct_fields__)
+        raise ConfigError(
+            f"{path} is missing; {name} needs it: gzipped, on each line a JSON object with {fields}, as in the data set"
+        ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read ({error}); copy it anew") from error
-    kind = MmluPro if name == "mmlu_pro" else HellaSwag
     rows = tuple(_row(line, kind, f"{path}, line {number}") for number, line in enumerate(lines, 1))
     if not 1 <= (wanted := limit or len(rows)) <= len(rows):
         raise ConfigError(f"{wanted} examples of {name} are asked for; {path} has {len(rows)}")
