@@ -536,6 +536,17 @@ def test_the_command_prints_a_table_and_the_same_as_json(root: Path) -> None:
     assert first["success_interval"][0] <= first["success"] <= first["success_interval"][1]
 
 
+def test_in_a_narrow_terminal_columns_go_below_one_another_and_no_number_is_cut(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpc_es.cli.output.WIDTH_IN_FILES", 60)
+    printed = invoke("eval", root, "--versions", "0,4", "--task", "task.yaml", "--repeats", 9).stdout
+    assert "\N{HORIZONTAL ELLIPSIS}" not in printed
+    assert printed.count("version ") > 2
+    for words in ("pass@2", "pass@4", "pass@8", "pass@9", "reward - theta_0", "solved - theta_0"):
+        assert printed.count(words) == 1
+
+
 def test_one_version_answers_at_the_top(root: Path) -> None:
     answer = json.loads(invoke("eval", root, "--version", 1, "--num-tasks", 5, "--json").stdout)
     assert (answer["version"], answer["num_tasks"]) == (1, 5)

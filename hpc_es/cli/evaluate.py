@@ -17,7 +17,6 @@ from hpc_es.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from hpc_es.analysis.evaluations import Difference, Evaluated
     from hpc_es.launch.eval_config import Asked
@@ -231,13 +230,16 @@ def _facts(each: "Evaluated", difference: "Difference | None") -> dict[str, Any]
 
 
 def _print_evaluation(out: "Console", pairs: "Sequence[Pair]", baseline: str | None = None) -> None:
-    """One table: a row for each version, and the difference of each from `baseline`, or from the first of them."""
+    """A row for each version, and the difference of each from `baseline`, or from the first of them."""
+    from hpc_es.cli.output import tables
+
     first, _ = pairs[0]
     columns: Columns = [("version", lambda each, _: str(each.version)), *_measures([each for each, _ in pairs])]
     if baseline or len(pairs) > 1:
         columns += _differences(baseline or f"theta_{first.version}")
     out.print(f"{first.protocol}: {_counts(first)}", markup=False)
-    out.print(_table(columns, pairs))
+    for table in tables([(title, [cell(*pair) for pair in pairs]) for title, cell in columns], out.width):
+        out.print(table)
     for ceiling in dict.fromkeys(str(each.ceiling) for each, _ in pairs if each.ceiling):
         out.print(f"ceiling: {ceiling}", markup=False)
     if first.other_protocol:
@@ -281,14 +283,3 @@ def _counts(each: "Evaluated") -> str:
 
 def _span(interval: Any, form: str) -> str:
     return f"{interval.low:{form}} to {interval.high:{form}}"
-
-
-def _table(columns: "Columns", pairs: "Sequence[Pair]") -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title, _ in columns:
-        table.add_column(title, no_wrap=True)
-    for each, difference in pairs:
-        table.add_row(*(cell(each, difference) for _, cell in columns))
-    return table

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 from rich.console import Console, Group, RenderableType
@@ -40,6 +40,8 @@ NUM_ROWS_AT_ENDS = 4
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 Row = TypeVar("Row")
+Column = tuple[str, Sequence[str]]
+"""Title and cells."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -47,6 +49,32 @@ def console(*, stderr: bool = False) -> Console:
     if not out.is_terminal:
         out.width = WIDTH_IN_FILES
     return out
+
+
+def tables(
+    columns: Sequence[Column], room: int, *, num_keys: int = 1, justify: Literal["left", "right"] = "left"
+) -> Iterator[Table]:
+    """One table or, where it is wider than `room`, several that all begin with the first `num_keys` columns: no number
+    is cut to fit. `justify`: of the other columns."""
+    widths = [max(map(len, (title, *cells))) + 2 for title, cells in columns]
+    keys, shown = list(range(num_keys)), list[int]()
+    for place in range(num_keys, len(columns)):
+        if shown and sum(widths[other] for other in (*keys, *shown, place)) > room:
+            yield _table(columns, keys, shown, justify)
+            shown = []
+        shown.append(place)
+    yield _table(columns, keys, shown, justify)
+
+
+def _table(
+    columns: Sequence[Column], keys: Sequence[int], others: Sequence[int], justify: Literal["left", "right"]
+) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for place in (*keys, *others):
+        table.add_column(Text(columns[place][0]), no_wrap=True, justify="left" if place in keys else justify)
+    for row in zip(*(columns[place][1] for place in (*keys, *others)), strict=True):
+        table.add_row(*map(Text, row))
+    return table
 
 
 def harmless(text: str) -> str:

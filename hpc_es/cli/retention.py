@@ -17,9 +17,8 @@ from hpc_es.paths import RunPaths
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.table import Table
-
     from hpc_es.analysis.intervals import Interval, Paired
+    from hpc_es.cli.output import Column
     from hpc_es.launch.retention.records import Record
     from hpc_es.launch.solo import Recorded
 
@@ -102,7 +101,7 @@ def retention(
     json: Json = False,
 ) -> None:
     """MMLU-Pro and HellaSwag through lm-eval, on local files: scores, and their change from the base model."""
-    from hpc_es.cli.output import console, print_json
+    from hpc_es.cli.output import console, print_json, tables
     from hpc_es.launch.retention import tasks as retention_tasks
     from hpc_es.launch.retention.measure import Wishes, measure
 
@@ -129,7 +128,8 @@ def retention(
     lines = _lines(found, compare=is_run or base is not None)
     if json:
         print_json({"source": str(source), "scores": [line.facts() for line in lines]})
-    screen.print(_table(lines))
+    for table in tables(_columns(lines), screen.width, num_keys=3, justify="right"):
+        screen.print(table)
     for text in _remarks(lines, folder, num_available=min(each.num_available for each in examples)):
         screen.print(text, markup=False)
 
@@ -198,27 +198,26 @@ def _asked_alike(a: "Record", b: "Record") -> bool:
     return replace(a.measured, digest=b.measured.digest) == b.measured
 
 
-def _table(lines: list[Line]) -> "Table":
-    from rich.table import Table
+def _columns(lines: list[Line]) -> "list[Column]":
+    titles = ("version", "task", "metric", "score", "95 %", "base", "change", "95 %", "p", "no letter")
+    rows = [_row(line) for line in lines]
+    return [(title, [row[place] for row in rows]) for place, title in enumerate(titles)]
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for title in ("version", "task", "metric", "score", "95 %", "base", "change", "95 %", "p", "no letter"):
-        table.add_column(title, justify="left" if title in ("version", "task", "metric") else "right", no_wrap=True)
-    for line in lines:
-        record, change = line.record, line.change
-        table.add_row(
-            Path(record.source).name if record.version is None else str(record.version),
-            record.title,
-            line.metric,
-            f"{record.scores[line.metric]:.4f}",
-            f"{line.interval.low:.4f} to {line.interval.high:.4f}",
-            "" if line.base is None else f"{line.base:.4f}",
-            "" if change is None else f"{100 * change.difference:+.2f}",
-            "" if change is None else f"{100 * change.low:+.2f} to {100 * change.high:+.2f}",
-            "" if change is None else f"{change.p_value:.3f}",
-            "" if record.answers is None else str(record.answers.count("")),
-        )
-    return table
+
+def _row(line: Line) -> tuple[str, ...]:
+    record, change = line.record, line.change
+    return (
+        Path(record.source).name if record.version is None else str(record.version),
+        record.title,
+        line.metric,
+        f"{record.scores[line.metric]:.4f}",
+        f"{line.interval.low:.4f} to {line.interval.high:.4f}",
+        "" if line.base is None else f"{line.base:.4f}",
+        "" if change is None else f"{100 * change.difference:+.2f}",
+        "" if change is None else f"{100 * change.low:+.2f} to {100 * change.high:+.2f}",
+        "" if change is None else f"{change.p_value:.3f}",
+        "" if record.answers is None else str(record.answers.count("")),
+    )
 
 
 def _remarks(lines: list[Line], folder: Path, num_available: int) -> "Iterator[str]":
