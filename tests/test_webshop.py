@@ -118,6 +118,8 @@ def test_a_catalogue_too_small_to_train_on_says_so(tmp_path: Path) -> None:
     assert _webshop(data_dir=tmp_path).num_tasks == 1
     with pytest.raises(ConfigError, match="split=train is empty: this catalogue has 1 synthetic goals"):
         _webshop(data_dir=tmp_path, split="train")
+    with pytest.raises(ConfigError, match=r"goals=human needs items_human_ins\.json"):
+        _webshop(data_dir=tmp_path, goals="human")
 
 
 # --- the environment ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from hpc_es.envs.webshop.index import Postings, PostingsBuilder, Ranking
 from hpc_es.envs.webshop.products import Product
 from hpc_es.envs.webshop.reward import Reward, reward
 from hpc_es.envs.webshop.shelf import Arrays, Shelf, cache_folder, kept, open_shelf
-from hpc_es.errors import EnvError
+from hpc_es.errors import ConfigError, EnvError
 
 MAX_HITS = 50
 _NUM_CACHED_SEARCHES = 1024
@@ -45,6 +45,8 @@ class Catalogue:
         Errors: ConfigError when files are missing or cannot be read.
         """
         files = products.find(Path(data_dir) if data_dir is not None else made_up())
+        if goals == "human" and files.human is None:
+            raise ConfigError(f"goals=human needs items_human_ins.json in {files.items.parent}; or take goals=synthetic")
         self._folder = cache_folder(files, Path(cache_dir) if cache_dir is not None else None)
         self._shelf = open_shelf(files, self._folder)
         drawn = kept(self._folder, f"goals-{goals}-{seed}", lambda: draw(self._shelf, goals, seed))
