@@ -46,7 +46,7 @@ class Catalogue:
         """
         files = products.find(Path(data_dir) if data_dir is not None else made_up())
         if goals == "human" and files.human is None:
-            raise ConfigError(f"goals=human needs items_human_ins.json in {files.items.parent}; or take goals=synthetic")
+            raise ConfigError(f"goals=human needs items_human_ins.json in {files.items.parent}; else goals=synthetic")
         self._folder = cache_folder(files, Path(cache_dir) if cache_dir is not None else None)
         self._shelf = open_shelf(files, self._folder)
         drawn = kept(self._folder, f"goals-{goals}-{seed}", lambda: draw(self._shelf, goals, seed))
