@@ -294,6 +294,18 @@ def test_a_judge_that_cannot_run_is_a_fault_and_no_verdict(monkeypatch: pytest.M
         is_right("3", "x + 3 - x + 0")
 
 
+def test_a_comparison_that_got_no_processor_time_is_a_fault_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "LIMITS", judge.LIMITS.model_copy(update={"seconds": 0.1}))
+    with pytest.raises(EnvError, match=r"not compared within 0\.1 s"):
+        is_right("3", "x + 3 - x + 1 - 1")
+
+
+def test_the_clock_on_the_wall_decides_no_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = "import signal; signal.alarm = lambda seconds: seconds and signal.raise_signal(signal.SIGALRM)\n"
+    monkeypatch.setattr(judge, "_PROGRAM", slow + judge._PROGRAM)
+    assert is_right("3", "x + 3 - x + 2 - 2")
+
+
 def test_without_math_verify_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "_PACKAGES", ("no_such_package",))
     with pytest.raises(ConfigError, match=r"pip install 'hpc_es\[math\]'"):

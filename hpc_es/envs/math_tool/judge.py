@@ -1,7 +1,8 @@
 """Is an answer the right one? By math-verify, but for plain numbers, which need no algebra.
 
-Invariant: an answer that cannot be compared, or not within the limits, is wrong, never an error. Algebra runs in a
-sandbox of its own, because sympy may compute for ever on an expression, and reads some by evaluating them.
+Invariant: an answer that cannot be compared, or not within the limits of processor time and memory, is wrong, never an
+error; how busy the machine is decides nothing, so a comparison that got no processor time is a fault. Algebra runs in
+a sandbox of its own, because sympy may compute for ever on an expression, and reads some by evaluating them.
 """
 
 import importlib.util
@@ -13,9 +14,9 @@ from functools import lru_cache
 from hpc_es.envs.sandbox import Limits, Sandbox
 from hpc_es.errors import ConfigError, EnvError
 
-LIMITS = Limits(seconds=45, cpu_seconds=15, memory_mib=1024, output_chars=10_000)
-"""Of one comparison, of which importing sympy takes some seconds. Processor time decides, not how busy the machine
-is."""
+LIMITS = Limits(seconds=45, cpu_seconds=10, memory_mib=1024, output_chars=10_000)
+"""Of one comparison, of which importing sympy takes some seconds. They stand in for math-verify's own limits, which go
+by the clock on the wall."""
 MAX_CHARACTERS = 1000
 """Of an answer; no right one is longer."""
 _PACKAGES = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy", "mpmath")
@@ -27,8 +28,8 @@ _PROGRAM = r"""
 import json, sys
 from math_verify import parse, verify
 try:
-    right, given = (parse(r"\boxed{" + text + "}") for text in json.load(sys.stdin))
-    print("equal" if verify(right, given) else "different")
+    right, given = (parse(r"\boxed{" + text + "}", parsing_timeout=None) for text in json.load(sys.stdin))
+    print("equal" if verify(right, given, timeout_seconds=None) else "different")
 except Exception:
     print("not to be compared")
 """
@@ -43,7 +44,10 @@ def require_math_verify() -> None:
 
 @lru_cache(maxsize=2**14)
 def is_right(right: str, given: str) -> bool:
-    """Whether two answers in LaTeX are equal. Errors: EnvError when they cannot be looked at."""
+    """Whether two answers in LaTeX are equal.
+
+    Errors: EnvError when they cannot be looked at, also because the machine is too busy.
+    """
     if len(given) > MAX_CHARACTERS:
         return False
     if right == given or (number(right) is not None and number(right) == number(given)):
@@ -55,6 +59,8 @@ def is_right(right: str, given: str) -> bool:
     verdict = ran.output.strip().rpartition("\n")[2]
     if ran.ended == "exit" and ran.status > 0:
         raise EnvError(f"math-verify cannot be run: {verdict}")
+    if ran.ended == "time":
+        raise EnvError(f"an answer was not compared within {LIMITS.seconds:g} s: play fewer episodes at once")
     return verdict == "equal"
 
 
