@@ -536,6 +536,29 @@ def test_the_command_prints_a_table_and_the_same_as_json(root: Path) -> None:
     assert first["success_interval"][0] <= first["success"] <= first["success_interval"][1]
 
 
+LOUD = """\
+import subprocess
+
+from hpc_es.envs.lab import Lab
+
+class Loud(Lab):
+    def reset(self, task):
+        print("hello from the environment")
+        subprocess.run(["echo", "hello from its program"], check=True)
+        return super().reset(task)
+"""
+
+
+def test_json_stands_alone_on_stdout_whatever_an_environment_prints(root: Path) -> None:
+    Path("loud.py").write_text(LOUD)
+    Path("task.yaml").write_text(TASK_FILE.replace("env: lab", "env: 'loud:Loud'"))
+    command = [sys.executable, "-m", "hpc_es", "eval", str(root), "--task", "task.yaml", "--num-tasks", "2", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["num_tasks"] == 2
+    assert "hello from the environment" in done.stderr
+    assert "hello from its program" in done.stderr
+
+
 def test_in_a_narrow_terminal_columns_go_below_one_another_and_no_number_is_cut(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,17 +63,18 @@ def list_envs(
 def check(name: Name, options: Options = None, json: Json = False) -> None:
     """Play an environment as no model should, and say what it breaks of the contract."""
     from hpc_es import envs
-    from hpc_es.cli.output import console, print_json
+    from hpc_es.cli.output import console, print_json, stdout_for
     from hpc_es.envs.check import check_env
 
     given = _options(options)
-    env = envs.make(name, **given)
-    num_tasks = env.num_tasks
-    env.close()
-    try:
-        check_env(lambda: envs.make(name, **given))
-    except EnvError as error:
-        raise EnvError(f"{name} breaks the contract: {error}") from error
+    with stdout_for(json):
+        env = envs.make(name, **given)
+        num_tasks = env.num_tasks
+        env.close()
+        try:
+            check_env(lambda: envs.make(name, **given))
+        except EnvError as error:
+            raise EnvError(f"{name} breaks the contract: {error}") from error
     if json:
         print_json({"env": name, "options": given, "ok": True, "num_tasks": num_tasks})
     out = console(stderr=json)

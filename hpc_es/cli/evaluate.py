@@ -73,7 +73,7 @@ def evaluate(
 ) -> None:
     """Score any version on held-out tasks: the run's own, or others; recorded below RUN/evals."""
     from hpc_es.analysis.evaluations import difference, evaluations
-    from hpc_es.cli.output import console, print_json
+    from hpc_es.cli.output import console, print_json, stdout_for
     from hpc_es.launch.eval_config import Asked
     from hpc_es.store import read
 
@@ -81,7 +81,8 @@ def evaluate(
     console_out = console(stderr=json)
     asked = Asked(task, tuple(overrides or ()), num_tasks, repeats, keep)
     wanted = _versions(versions, version)
-    done = _evaluate(target, asked, wanted, name, model, out, lambda text: console_out.print(text, markup=False))
+    with stdout_for(json):
+        done = _evaluate(target, asked, wanted, name, model, out, lambda text: console_out.print(text, markup=False))
     found = evaluations(read(done.root), done.source, done.versions)
     pairs = [(each, None if each is found[0] else difference(each, found[0])) for each in found]
     if json:

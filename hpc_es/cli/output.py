@@ -6,7 +6,9 @@ event and one per new version, each with its time.
 
 import contextlib
 import csv
+import os
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +39,7 @@ NUM_ROWS_SHOWN = 24
 """Of a longer table its two ends are shown, unless it is asked for whole."""
 NUM_ROWS_AT_ENDS = 4
 
+_STDOUT, _STDERR = 1, 2
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 Row = TypeVar("Row")
@@ -104,6 +107,24 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             writer.writerows(rows)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def stdout_for(json: bool) -> Iterator[None]:
+    """Where one JSON object is to stand on stdout: what environments, engines and their processes print meanwhile goes
+    to stderr."""
+    if not json or sys.stdout is None:  # None: the program was started with a closed stdout
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, _STDOUT)
+        os.close(kept)
 
 
 def print_json(value: Any) -> None:

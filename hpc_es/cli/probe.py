@@ -41,18 +41,19 @@ def noise(
 ) -> None:
     """How much of z is noise, and whether more tasks or more members would pay."""
     from hpc_es.analysis.probes import noise_floor, repeatability, verdict
-    from hpc_es.cli.output import console
+    from hpc_es.cli.output import console, stdout_for
     from hpc_es.launch.probes import noise_scores
     from hpc_es.launch.solo import Recorded
 
     out = console(stderr=json)
-    scores = noise_scores(
-        Recorded.read(run_paths(run).root),
-        version=version,
-        members=members,
-        repeats=repeats,
-        say=lambda text: out.print(text, markup=False),
-    )
+    with stdout_for(json):
+        scores = noise_scores(
+            Recorded.read(run_paths(run).root),
+            version=version,
+            members=members,
+            repeats=repeats,
+            say=lambda text: out.print(text, markup=False),
+        )
     floor = noise_floor(
         scores.same,
         scores.fresh,
@@ -95,18 +96,19 @@ def stale(
 ) -> None:
     """Whether the order of stale members still holds at a version: rank correlation by lag."""
     from hpc_es.analysis.probes import agreement
-    from hpc_es.cli.output import console
+    from hpc_es.cli.output import console, stdout_for
     from hpc_es.launch.probes import stale_scores
     from hpc_es.launch.solo import Recorded
 
     out = console(stderr=json)
-    scores = stale_scores(
-        Recorded.read(run_paths(run).root),
-        version=version,
-        lags=_numbers(lags),
-        members=members,
-        say=lambda text: out.print(text, markup=False),
-    )
+    with stdout_for(json):
+        scores = stale_scores(
+            Recorded.read(run_paths(run).root),
+            version=version,
+            lags=_numbers(lags),
+            members=members,
+            say=lambda text: out.print(text, markup=False),
+        )
     trivial = scores.greedy and scores.repeats_are_identical
     found: list[Agreement] = []
     for lag in scores.lags:

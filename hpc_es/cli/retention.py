@@ -101,7 +101,7 @@ def retention(
     json: Json = False,
 ) -> None:
     """MMLU-Pro and HellaSwag through lm-eval, on local files: scores, and their change from the base model."""
-    from hpc_es.cli.output import console, print_json, tables
+    from hpc_es.cli.output import console, print_json, stdout_for, tables
     from hpc_es.launch.retention import tasks as retention_tasks
     from hpc_es.launch.retention.measure import Wishes, measure
 
@@ -120,11 +120,12 @@ def retention(
         chat_options=_chat_options(chat_options),
     )
     found: list[tuple[Path, Record]] = []
-    for recorded, wanted in _visits(source, versions, base, is_run=is_run):
-        measured = measure(
-            recorded, wanted, examples, wishes, folder, say=lambda text: screen.print(text, markup=False)
-        )
-        found += measured.values()
+    with stdout_for(json):
+        for recorded, wanted in _visits(source, versions, base, is_run=is_run):
+            measured = measure(
+                recorded, wanted, examples, wishes, folder, say=lambda text: screen.print(text, markup=False)
+            )
+            found += measured.values()
     lines = _lines(found, compare=is_run or base is not None)
     if json:
         print_json({"source": str(source), "scores": [line.facts() for line in lines]})
