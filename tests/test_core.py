@@ -45,7 +45,7 @@ def test_evaluations_are_repeated_with_seeds_of_their_own_the_same_at_every_vers
         assert [a.tasks for a in batches] == 3 * [(0, 1), (2,)]
         seeds[version] = [a.sampling_seed for a in batches]
     assert seeds[0] == seeds[2] == seeds[3]
-    assert len(set(seeds[0])) == 3
+    assert len(set(seeds[0])) == 6
     once = [a for r in records_of(undisturbed(), journal.Planned) for a in r.assignments if a.kind == "eval"]
     assert once[0].sampling_seed == seeds[0][0], "the first repeat is what a run without repeats plays"
     assert stage.commits() == undisturbed().commits()

@@ -140,7 +140,9 @@ def test_every_version_plays_the_same_tasks_with_the_same_seeds_and_its_own_bits
     rows = rows[rows["source"] == LATER]
     digests = Recorded.read(root).digests
     assert {v: set(of["digest"]) for v, of in rows.groupby("dispatch_version")} == {v: {digests[v]} for v in (0, 2, 4)}
-    assert rows["sampling_seed"].nunique() == 1
+    seeds = [list(of["sampling_seed"]) for _, of in rows.groupby("dispatch_version")]
+    assert seeds[0] == seeds[1] == seeds[2]
+    assert len(set(seeds[0])) == len(seeds[0]), "every batch has seeds of its own"
     played = episodes(root)
     tasks = {v: [task for version, _, task, _ in played if version == v] for v in (0, 2, 4)}
     assert tasks[0] == tasks[2] == tasks[4] == list(range(64))
@@ -151,7 +153,7 @@ def test_repeats_have_seeds_of_their_own_that_all_versions_share(root: Path) -> 
     play(root, "0,3", Asked(overrides=["sampling.temperature=1.0"], num_tasks=7, repeats=4))
     rows = hpc_es.store.read(root).evaluations
     seeds = rows[rows["source"] == LATER].groupby("dispatch_version")["sampling_seed"].unique()
-    assert len(set(seeds[0])) == 4
+    assert len(set(seeds[0])) == 4 * 3, "so has each of the three batches"
     assert list(seeds[0]) == list(seeds[3])
     (at_0, at_3) = evaluations(hpc_es.store.read(root), LATER)
     assert (at_0.num_tasks, at_0.num_repeats) == (7, 4)

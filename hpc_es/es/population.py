@@ -50,9 +50,10 @@ def sampling_seed(run_seed: int, version: int) -> int:
     return derive(run_seed, "sampling", version)
 
 
-def eval_sampling_seed(run_seed: int, repeat: int = 0) -> int:
-    """The same for all versions, so that theta_0 and later versions are compared in pairs; another for each repeat."""
-    return derive(run_seed, "eval sampling", *([repeat] if repeat else []))
+def eval_sampling_seed(run_seed: int, repeat: int = 0, first: int = 0) -> int:
+    """Of the batch of evaluation tasks that begins with task `first`. The same for all versions, so that theta_0 and
+    later versions are compared in pairs; another for each repeat and batch."""
+    return derive(run_seed, "eval sampling", *([repeat, first] if repeat or first else []))
 
 
 def episode_seed(seed: int, position: int, turn: int) -> int:

@@ -60,9 +60,9 @@ def plan_evaluation(config: Config, num_tasks: int, version: int) -> Iterator[As
     size = config.eval.batch or config.es.tasks_per_member
     slot = 0
     for repeat in range(config.eval.repeats):
-        sampling_seed = population.eval_sampling_seed(config.run.seed, repeat)
         for first in range(0, num_tasks, size):
             slot -= 1
+            sampling_seed = population.eval_sampling_seed(config.run.seed, repeat, first)
             batch = tuple(range(first, min(first + size, num_tasks)))
             yield Assignment(EvalId(version, slot), 0, "eval", None, batch, sampling_seed)
 

@@ -57,7 +57,7 @@ def is_sampled(config: Config, assignment: Assignment, position: int) -> bool:
     """
     wanted, slot = config.store.trajectories, assignment.eval_id.slot
     if assignment.kind == "eval":
-        is_first_repeat = assignment.sampling_seed == eval_sampling_seed(config.run.seed)
+        is_first_repeat = assignment.sampling_seed == eval_sampling_seed(config.run.seed, first=assignment.tasks[0])
         return is_first_repeat and assignment.tasks[position] < wanted
     if assignment.kind == "centre":
         return False
