@@ -2,6 +2,10 @@
 
 Invariant: read-only after it was made; every answer is a function of the files, the seed and the arguments, apart from
 the random search `<r>`, which takes its generator from the caller.
+
+1.18 million products, as many as the full catalogue has (tools/bench/webshop.py, two busy cores): indexed once per node
+in 6.7 minutes with at most 4.9 GB of memory and 2.7 GB on disk; then a process is ready after 2.3 s, has 34 MiB of its
+own besides what all processes map together, and searches in 43 ms.
 """
 
 import random
