@@ -35,7 +35,7 @@ OUT = {"fp32": "*fp32", "bf16": "*u16", "fp16": "*u16"}
 @pytest.mark.slow
 def test_the_kernels_equal_the_reference_in_the_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS / "triton_twin.py")]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(TESTS / "triton_twin.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent)
     assert done.returncode == 0, done.stdout[-5000:]
     assert re.search(r"^8 passed", done.stdout, re.MULTILINE), done.stdout[-1000:]
