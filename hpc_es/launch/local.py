@@ -34,6 +34,8 @@ _STATUS_EVERY_S = 1.0
 _STATUS_TIMEOUT_S = 0.5
 _RESTART_DELAY_S = 1.0
 _GOING_HOME_S = 2.0
+_FULL_BYTES = 2**16
+"""A disk with less room than this is full: a record or a line of a log may not fit."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +166,7 @@ class _Supervisor:
         if time.monotonic() < role.ended_at + _RESTART_DELAY_S:
             return  # workers that were sent home may be seen to end before the head does
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-        log = self.paths.log(role.name)
-        evidence = f"the end of {log}:\n{last_lines(log)}"
+        evidence = self._last_words(role)
         if code == EXIT_HOPELESS or (code == EXIT_FAILED and not role.has_joined):
             raise (RunFailed if role is self.head else LaunchError)(f"{role.name} failed; {evidence}")
         bound = self.config.launch.max_restarts
@@ -174,6 +175,14 @@ class _Supervisor:
         role.restarts += 1
         self.on_event(f"{role.name} {cause}; starting it again ({role.restarts} of at most {bound} times)")
         self._start(role)
+
+    def _last_words(self, role: _Role) -> str:
+        """The end of its log; on a full disk, which may have kept them from being written, that the disk is full."""
+        log, free = self.paths.log(role.name), shutil.disk_usage(self.paths.root).free
+        words = f"the end of {log}:\n{last_lines(log)}"
+        if free >= _FULL_BYTES or "No space left" in words:
+            return words
+        return f"{words}\nNo space left on the disk of {self.paths.root}: make room and run the same command again"
 
     def _ask_status(self) -> None:
         with contextlib.suppress(TransportError):  # no head yet, or a busy one: there is no news, which is no error
