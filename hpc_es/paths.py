@@ -12,7 +12,7 @@ RUN/
                            worker-<job>_<task>.<attempt>.log, and what Slurm itself says: slurm-<job>_<task>.out
   slurm/                   the scripts that were submitted, and <job>.json for every job of the run
   tasks.json               the evaluation tasks: what each is called, its horizon, whether it can succeed at all
-  evals/                   journals of evaluations made after the run; NAME.tasks.json where they are of other tasks,
+  evals/                   journals of evaluations made after the run; NAME.tasks.json names their tasks,
                            NAME.trajectories.jsonl: a sample of their episodes, word by word;
                            retention-NAME.json: what a version still knew of MMLU-Pro or HellaSwag
   trajectories/            <worker>.jsonl: a sample of the episodes that it played, word by word
@@ -117,7 +117,7 @@ class RunPaths:
         return self.evals / f"{name}.hpcj"
 
     def later_eval_tasks(self, name: str) -> Path:
-        """What the tasks of such an evaluation are, where they are not those of the run."""
+        """What the tasks of such an evaluation are."""
         return self.evals / f"{name}{_TASKS}"
 
     def later_eval_trajectories(self, name: str) -> Path:

@@ -387,18 +387,18 @@ def test_the_ceiling_stands_beside_the_rates(root: Path, monkeypatch: pytest.Mon
     (found,) = evaluations(hpc_es.store.read(root), LATER)
     assert found.ceiling is not None
     assert (found.ceiling.reachable, found.ceiling.num_tasks) == (9, 12)
-    assert RunPaths(root).later_eval_tasks(LATER).is_file()
 
 
-def test_the_manifest_of_the_run_serves_its_own_tasks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_manifest_only_the_runs_own_tasks_are_known(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out_of_reach(monkeypatch)
     write_tasks(RunPaths(root).tasks, load(RunPaths(root).config).config)
-    play(root, "0", Asked(num_tasks=10))
-    assert not RunPaths(root).later_eval_tasks(LATER).exists()
-    (found,) = evaluations(hpc_es.store.read(root), LATER)
-    assert str(found.ceiling).startswith("7 of 10")
-    play(root, "0", Asked(num_tasks=80), "more")
-    assert RunPaths(root).later_eval_tasks("more").exists()
+    play(root, "0", Asked(num_tasks=10), "own")
+    play(root, "0", Asked(OTHER.task, num_tasks=12), "other")
+    for name in ("own", "other"):
+        RunPaths(root).later_eval_tasks(name).unlink()
+    (own,), (other,) = (evaluations(hpc_es.store.read(root), name) for name in ("own", "other"))
+    assert str(own.ceiling).startswith("7 of 10")
+    assert other.ceiling is None
 
 
 def test_tasks_that_have_become_others_are_not_played(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
 from hpc_es.cli import app
-from hpc_es.cli.retention import _lines, _versions
+from hpc_es.cli.retention import _lines
 from hpc_es.config import Config, save
 from hpc_es.engine import start_engine
 from hpc_es.errors import ConfigError, StoreError
@@ -336,12 +336,9 @@ def test_a_run_is_compared_with_its_base_and_nothing_is_measured_twice(
     assert retention(run, data, "--limit", 2).exit_code != 0, "other examples are another measurement"
 
 
-def test_versions_are_numbers_or_last_or_all(run: Path) -> None:
-    recorded = measuring.of_run(run)
-    assert [_versions(text, recorded) for text in ("last", "0, last", "all")] == [[1], [0, 1], [0, 1]]
-    for text, message in (("2", "version 2 does not exist"), ("1,newest", "must be all, or numbers and last")):
-        with pytest.raises(ConfigError, match=message):
-            _versions(text, recorded)
+def test_versions_are_named_as_for_evaluations(run: Path, data: Path) -> None:
+    assert "version 2 does not exist" in retention(run, data, "--versions", "2").stderr
+    assert "must be `all`, or numbers and `last`" in retention(run, data, "--versions", "1,newest").stderr
 
 
 def test_what_was_done_before_a_kill_is_not_lost(tiny: Path, data: Path, tmp_path: Path) -> None:

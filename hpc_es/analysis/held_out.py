@@ -101,7 +101,9 @@ def task_facts(run: Run, source: str = "run") -> list[TaskFacts] | None:
     if run.folder is None:
         return None
     paths = RunPaths(run.folder)
-    manifest = read_tasks(paths.later_eval_tasks(source)) or read_tasks(paths.tasks)
+    manifest = read_tasks(paths.later_eval_tasks(source))
+    if manifest is None and not run.evals.loc[run.evals["source"] == source, "other_protocol"].any():
+        manifest = read_tasks(paths.tasks)  # these are the run's own tasks
     return manifest.tasks if manifest else None
 
 

@@ -76,7 +76,7 @@ def add_commands(app: typer.Typer) -> None:
 
 def retention(
     source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a Hugging Face folder.")],
-    versions: Annotated[str, typer.Option(help="Of a run: all, or e.g. 10,last; the base comes with them.")] = "last",
+    versions: Annotated[str, typer.Option(help="Of a run: all, or e.g. 0:100:10,last; the base is added.")] = "last",
     tasks: Annotated[str, typer.Option(help="Some of these, with commas between them.")] = TASKS,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many examples of each task.")] = None,
     data: Annotated[
@@ -153,28 +153,18 @@ def _chat_options(text: str | None) -> dict[str, Any] | None:
 
 def _visits(source: Path, versions: str, base: Path | None, *, is_run: bool) -> "Iterator[tuple[Recorded, list[int]]]":
     """What to measure, the base first."""
+    from hpc_es.launch.evaluate import chosen_versions
     from hpc_es.launch.retention.measure import of_model, of_run
 
     if is_run:
         recorded = of_run(source, base)
-        yield recorded, sorted({0, *_versions(versions, recorded)})
+        yield recorded, sorted({0, *chosen_versions(recorded, versions)})
         return
     if versions != "last":
         raise ConfigError(f"--versions {versions}: {source} is no run folder, and a model has no versions")
     for model in (base, source):
         if model is not None:
             yield of_model(model), [0]
-
-
-def _versions(text: str, recorded: "Recorded") -> list[int]:
-    """Errors: ConfigError for what is no version of the run."""
-    if text == "all":
-        return list(recorded.digests)
-    parts = [part.strip() for part in text.split(",")]
-    try:
-        return [recorded.version(None if part == "last" else int(part)) for part in parts]
-    except ValueError:
-        raise ConfigError(f"--versions {text} must be all, or numbers and last with commas between them") from None
 
 
 def _lines(found: "list[tuple[Path, Record]]", *, compare: bool) -> list[Line]:

@@ -71,15 +71,14 @@ def evaluate(
     config = of_run(recorded.config, asked, base)
     if config.engine.kind != "endpoint":
         check_model(Path(config.model.path))
-    is_known = _compare_tasks(recorded.paths, config)
+    _refuse_changed_tasks(recorded.paths, config)
     name = _fresh_name(config, asked) if name is None else checked_name(name, "--name")
     if name == RUN:
         raise ConfigError(f"--name {RUN} stands for what the run itself measured: choose another one")
     later = EvalJournal.open(recorded.paths, name, started(config, recorded.digests[0]), warn=say)
     try:
         refuse_another_evaluation(later.earlier[0], config, later.path)
-        if not is_known:
-            settle_tasks(recorded.paths.later_eval_tasks(name), config, has_begun=True)
+        settle_tasks(recorded.paths.later_eval_tasks(name), config, has_begun=True)
         left = what_is_left(config, chosen, later.earlier)
         announce(config, left, f"{later.path}: if it is stopped, the same command with --name {name} goes on", say)
         if left:
@@ -231,14 +230,11 @@ def refuse_another_evaluation(first: journal.AnyRecord, config: Config, path: Pa
 # --- of a run -----------------------------------------------------------------------------------------------------
 
 
-def _compare_tasks(paths: RunPaths, config: Config) -> bool:
-    """Whether the run's own manifest tells what these tasks are.
-
-    Errors: ConfigError when the run's tasks have become others since; StoreError.
-    """
+def _refuse_changed_tasks(paths: RunPaths, config: Config) -> None:
+    """Errors: ConfigError when these are the run's own tasks and have become others since it began; StoreError."""
     own, now = read_tasks(paths.tasks), eval_tasks(config)
     if own is None or (own.env, own.options) != (now.env, now.options):
-        return False
+        return
     for number, (before, after) in enumerate(zip(own.tasks, now.tasks, strict=False)):
         if before != after:
             raise ConfigError(
@@ -246,7 +242,6 @@ def _compare_tasks(paths: RunPaths, config: Config) -> bool:
                 f"what is known of it has changed ({paths.tasks}): bring the task's data back, or the evaluations of "
                 "this run would not compare"
             )
-    return len(now.tasks) <= len(own.tasks)
 
 
 def _fresh_name(config: Config, asked: Asked) -> str:
