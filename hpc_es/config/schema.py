@@ -132,6 +132,12 @@ class EngineConfig(Model):
     """Tokens per KV block; default: vLLM's own."""
     enforce_eager: bool = True
     tensor_parallel: int = Field(1, ge=1)
+    base: Literal["auto", "host", "device"] = "auto"
+    """Where a worker on a GPU keeps theta, in float32: in pinned host memory, from which every member streams it to the
+    device, or on the device. auto: on the device where there is room. On a CPU there is only the host."""
+    direct_map: bool = True
+    """Write members straight into vLLM's fused and sharded tensors, where that is proven to equal the model's own
+    load_weights; off: always through load_weights."""
     threads: int | None = Field(None, ge=1)
     """CPU threads per worker; default: the cores of this machine divided by the workers on it."""
     probe_every: int = Field(10, ge=0)
@@ -153,9 +159,17 @@ class EngineConfig(Model):
         return self
 
 
+class HeadConfig(Model):
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """What updates theta: a GPU that the arena is streamed through, or all cores. auto: a GPU where the head has one."""
+
+
 class TransportConfig(Model):
     backend: Literal["auto", "nccl", "gloo", "none"] = "auto"
     """Collective plane. auto: nccl where head and workers have CUDA, gloo elsewhere. none: control plane only."""
+    join: Literal["checkpoint", "broadcast"] = "checkpoint"
+    """How a worker that joins a run under way comes to theta: from the newest checkpoint and the journal's commits, or
+    from the head's arena over the collective plane (where that does not work, from the checkpoint)."""
     host: str | None = None
     """Address that the head publishes; default: loopback for local runs, else the address of `interface`."""
     interface: str | None = None
@@ -271,6 +285,7 @@ class Config(Model):
     eval: EvalConfig = EvalConfig()
     staleness: StalenessConfig = Sync()
     engine: EngineConfig = EngineConfig()
+    head: HeadConfig = HeadConfig()
     transport: TransportConfig = TransportConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     store: StoreConfig = StoreConfig()
@@ -303,11 +318,14 @@ HARMLESS = (
     "run.name",
     "run.dir",
     "run.max_failures_in_a_row",
+    "head",
     "transport",
     "checkpoint",
     "store",
     "launch",
     "slurm",
+    "engine.base",
+    "engine.direct_map",
     "engine.threads",
     "engine.kv_cache_mib",
     "engine.probe_every",
