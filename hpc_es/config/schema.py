@@ -161,7 +161,7 @@ class EngineConfig(Model):
 
 class HeadConfig(Model):
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What updates theta: a GPU that the arena is streamed through, or all cores. auto: a GPU where the head has one."""
+    """What updates theta: a GPU that the arena streams through, or all cores. auto: a GPU where the head has one."""
 
 
 class TransportConfig(Model):
