@@ -1,0 +1,113 @@
+"""What every bench reports: one row per case, with ours, the usual way, and the limit of the machine in the same run.
+
+    rows = [Row("perturb, bfloat16", "s", ours=0.12, usual=3.4, limit=0.1, min_ratio=8, max_of_limit=1.5)]
+    show("noise", rows, as_json=options.json)
+
+prints a table, and with --json a last line {"bench": "noise", "rows": [{"what": ..., "ratio": ..., ...}, ...]}, from
+which tools/bench/all.sh makes one table of all benches. A benchmark begins with `parser = arguments(__doc__)`.
+
+The machine is shared: what is compared takes turns within one run (`alternate`), and medians count.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case. `unit` is "s", "ms", "bytes", ... where less is better, or ends in "/s" where more is."""
+
+    what: str
+    unit: str
+    ours: float
+    usual: float | None = None
+    """The usual way, in the same unit and the same run."""
+    limit: float | None = None
+    """What this machine can do at best, likewise."""
+    min_ratio: float | None = None
+    """Goal: at least so many times as good as the usual way."""
+    max_of_limit: float | None = None
+    """Goal: at most so many times the limit's time (or 1 / so many of its rate)."""
+    goal: float | None = None
+    """Goal for `ours` itself."""
+    note: str = ""
+    """What the usual way or the limit is, where the row does not say it."""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as good as the usual way."""
+        return None if self.usual is None else self._worse(self.usual, self.ours)
+
+    @property
+    def of_limit(self) -> float | None:
+        """How many times as long as at the limit; 1 is perfect."""
+        return None if self.limit is None else self._worse(self.ours, self.limit)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether every goal is met; None where there is none."""
+        goals = [
+            None if self.min_ratio is None or self.ratio is None else self.ratio >= self.min_ratio,
+            None if self.max_of_limit is None or self.of_limit is None else self.of_limit <= self.max_of_limit,
+            None if self.goal is None else self._worse(self.ours, self.goal) <= 1,
+        ]
+        judged = [goal for goal in goals if goal is not None]
+        return all(judged) if judged else None
+
+    def _worse(self, one: float, other: float) -> float:
+        """How many times worse `one` is than `other`."""
+        return other / one if self.unit.endswith("/s") else one / other
+
+
+def arguments(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the module's text as its help, and --json."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="end with one line of JSON, for tools/bench/all.sh")
+    return parser
+
+
+def alternate(cases: Mapping[str, Callable[[], object]], rounds: int, *, warm_up: bool = True) -> dict[str, float]:
+    """Median seconds of each case; in every round each runs once, and a first round warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + warm_up):
+        for name, work in cases.items():
+            began = time.perf_counter()
+            work()
+            if number >= warm_up:
+                seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(measured) for name, measured in seconds.items()}
+
+
+def show(bench: str, rows: Sequence[Row], *, as_json: bool) -> None:
+    """Print the table and, as the last line, the JSON."""
+    titles = ("", "ours", "usual", "ratio", "limit", "x limit", "goal")
+    cells = [titles, *(_cells(row) for row in rows)]
+    widths = [max(len(line[place]) for line in cells) for place in range(len(titles))]
+    for line in cells:
+        first, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        print(line[0].ljust(len(first)), *others, sep="  ", flush=True)
+    if as_json:
+        made = [{**asdict(row), "ratio": row.ratio, "of_limit": row.of_limit, "met": row.met} for row in rows]
+        print(json.dumps({"bench": bench, "rows": made}), flush=True)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    def quantity(value: float | None) -> str:
+        return "" if value is None else f"{value:.3g} {row.unit}" if value < 1000 else f"{value:,.0f} {row.unit}"
+
+    def times(value: float | None) -> str:
+        return "" if value is None else f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+    goals = [
+        "" if row.min_ratio is None else f"ratio >= {row.min_ratio:g}",
+        "" if row.max_of_limit is None else f"x limit <= {row.max_of_limit:g}",
+        "" if row.goal is None else f"{'>=' if row.unit.endswith('/s') else '<='} {row.goal:g} {row.unit}",
+    ]
+    judged = {True: "met", False: "MISSED", None: ""}[row.met]
+    goal = ", ".join(filter(None, goals)) + (f": {judged}" if judged else "")
+    ours, usual, limit = map(quantity, (row.ours, row.usual, row.limit))
+    return (row.what, ours, usual, times(row.ratio), limit, times(row.of_limit), goal)
