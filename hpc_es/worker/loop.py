@@ -21,8 +21,8 @@ from hpc_es.config.load import config_digest, load
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
-from hpc_es.errors import ConfigError, EnvError, StoreError, TransportError
-from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
+from hpc_es.errors import ConfigError, EnvError, TransportError
+from hpc_es.es.records import Assignment, Episode, EvalId, Result
 from hpc_es.noise.reference import TABLE_CRC32
 from hpc_es.params import check_memory
 from hpc_es.paths import RunPaths
@@ -32,18 +32,16 @@ from hpc_es.transport.collective import Backend, WorkerCollective, available_bac
 from hpc_es.transport.control import HeadClient
 from hpc_es.transport.secrets import load_secrets
 from hpc_es.worker.budget import Budget
+from hpc_es.worker.catch_up import CatchUp
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import TrajectoryFile
 
 log = logging.getLogger(__name__)
 
-FETCH_RETRY_S = 5.0
 FAREWELL_S = 2.0
 """How long a leaving worker waits for the acknowledgement of what it has reported."""
 LOOKOUT_S, SILENCE_S = 5.0, 15.0
 """How often the worker looks whether its head is silent, and the silence that makes it ask why."""
-CHECKPOINT_WORTH = 2
-"""Commits that a checkpoint must save before it is loaded: reading one costs about as much as replaying two members."""
 
 
 @dataclass(frozen=True)
@@ -131,9 +129,7 @@ class Worker:
         self.name = f"{seat}{attempt}.{uuid.uuid4().hex[:8]}"
         kept = TrajectoryFile(paths.trajectory_file(self.name), self.name)
         self.player = Player(config, engine, lambda kind: envs.make_for(config, kind), kept.append)
-        self._commits: dict[int, Commit] = {}
-        """Commits that the arena has not applied yet."""
-        self._commits_came = asyncio.Event()
+        self.catch_up = CatchUp(engine, paths, self._fetch)
         self._evaluation: asyncio.Task[None] | None = None
         self._holding: EvalId | None = None
         self._side_jobs: set[asyncio.Task[None]] = set()
@@ -193,7 +189,7 @@ class Worker:
             case messages.Announce():
                 self._announced(message)
             case messages.Records(commits=commits):
-                self._keep(commits)
+                self.catch_up.keep(commits)
             case messages.OpenEpoch():
                 self._beside(self._join(message))
             case messages.Rebuild(version=version):
@@ -227,13 +223,9 @@ class Worker:
 
     # --- commits --------------------------------------------------------------------------------------------
 
-    def _keep(self, commits: tuple[Commit, ...]) -> None:
-        self._commits.update((commit.version, commit) for commit in commits if commit.version > self.engine.version)
-        self._commits_came.set()
-
     def _announced(self, announce: messages.Announce) -> None:
         if announce.record is not None:
-            self._keep((messages.decode_commit(announce.record),))
+            self.catch_up.keep((messages.decode_commit(announce.record),))
         else:
             self._beside(self._receive(announce))
 
@@ -245,10 +237,13 @@ class Worker:
             log.warning("version %d did not come by broadcast: %s", announce.version, error)
         else:
             if sha256(data) == announce.sha256:
-                self._keep((messages.decode_commit(data),))
+                self.catch_up.keep((messages.decode_commit(data),))
                 return
             log.warning("version %d came damaged by broadcast", announce.version)
-        self.client.send(messages.Fetch(self.name, announce.version, announce.version))
+        self._fetch(announce.version, announce.version)
+
+    def _fetch(self, first: int, last: int) -> None:
+        self.client.send(messages.Fetch(self.name, first, last))
 
     async def _join(self, opening: messages.OpenEpoch) -> None:
         try:
@@ -258,36 +253,6 @@ class Worker:
             self.client.send(messages.EpochReady(self.name, opening.epoch, ok=False, detail=str(error)))
         else:
             self.client.send(messages.EpochReady(self.name, opening.epoch, ok=True))
-
-    async def _go_to(self, version: int) -> None:
-        """Bring the arena to `version`: from the newest checkpoint where that saves work, then by commits."""
-        written = [v for v, _ in self.paths.written_checkpoints() if v <= version]
-        newest = max(written, default=0)
-        if self.engine.version > version or newest - self.engine.version >= CHECKPOINT_WORTH:
-            await self._load_checkpoint(version)
-        wanted = range(self.engine.version + 1, version + 1)
-        while any(v not in self._commits for v in wanted):
-            self._commits_came.clear()
-            self.client.send(messages.Fetch(self.name, wanted.start, version))
-            try:
-                await asyncio.wait_for(self._commits_came.wait(), FETCH_RETRY_S)
-            except TimeoutError:
-                log.warning("still waiting for the commits up to version %d", version)
-        if wanted:
-            await self.engine.update([self._commits[v] for v in wanted])
-        self._commits = {v: commit for v, commit in self._commits.items() if v > version}
-
-    async def _load_checkpoint(self, version: int) -> None:
-        """Arena := the newest intact checkpoint at or before `version`, else the base model."""
-        for written, folder in reversed(self.paths.written_checkpoints()):
-            if written <= version:
-                try:
-                    await self.engine.load(folder)
-                except StoreError as error:  # damaged, or pruned while it was being read
-                    log.warning("%s; going on without it", error)
-                else:
-                    return
-        await self.engine.load(None)
 
     # --- evaluations ----------------------------------------------------------------------------------------
 
@@ -311,7 +276,7 @@ class Worker:
         """Measure one member and report. An engine that fails ends the worker, not the evaluation."""
         started = time.monotonic()
         await self._probe_if_due(assignment.version)
-        await self._go_to(assignment.version)
+        await self.catch_up.go_to(assignment.version)
         updated = time.monotonic()
         await self.engine.perturb(assignment.member)
         perturbed = time.monotonic()
