@@ -27,6 +27,8 @@ class EngineInfo:
     base_digest: int
     facts: dict[str, str]
     """Versions of torch, vLLM and transformers, device, dtype."""
+    seconds_to_load: float = 0.0
+    """What reading theta_0 took; 0: unknown."""
 
 
 @dataclass(frozen=True)

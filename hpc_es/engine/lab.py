@@ -78,7 +78,7 @@ class LabEngine(InProcessEngine["_Live"]):
     @property
     def info(self) -> EngineInfo:
         facts = {"engine": "lab", "numpy": np.__version__, "device": "cpu", "dtype": self._config.dtype}
-        return EngineInfo(self._live.arena.base_digest, facts)
+        return EngineInfo(self._live.arena.base_digest, facts, self._live.arena.seconds_to_load)
 
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None

@@ -69,7 +69,7 @@ class TransformersEngine(InProcessEngine["_Live"]):
             "device": str(self._live.model.device),
             "dtype": self._config.dtype,
         }
-        return EngineInfo(self._live.arena.base_digest, facts)
+        return EngineInfo(self._live.arena.base_digest, facts, self._live.arena.seconds_to_load)
 
     async def generate(
         self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None

@@ -118,7 +118,7 @@ class VllmEngine(Engine):
             "dtype": str(self._llm.model_config.dtype).removeprefix("torch."),
             "tensor_parallel": str(self._engine.tensor_parallel),
         }
-        return EngineInfo(self._arena.base_digest, facts)
+        return EngineInfo(self._arena.base_digest, facts, self._arena.seconds_to_load)
 
     @property
     def version(self) -> int:

@@ -65,6 +65,8 @@ class Arena:
     """Where another process finds the memory while this one lives; None when it is private."""
     optimiser: optimisers.Kind
     """Whose state lies beside theta."""
+    seconds_to_load: float = 0.0
+    """What reading theta_0 took; 0 where another process did."""
 
     def __init__(
         self, slots: Sequence[Slot], buffer: Any | None, memory_path: Path | None, optimiser: optimisers.Kind
@@ -101,8 +103,10 @@ class Arena:
             weakref.finalize(arena, os.close, descriptor)
         else:
             arena = cls(slots, buffer, None, optimiser)
+        begin = time.monotonic()
         arena._begin()
         arena.version, arena.base_digest = 0, arena.digest()
+        arena.seconds_to_load = time.monotonic() - begin
         return arena
 
     @classmethod
@@ -199,7 +203,7 @@ class Arena:
         member, but it is in the digest that every result proves.
         """
         flat = {name: _flat_view(self._slot(name), out) for name, out in outs.items()}
-        noisy, shares = _perturbation(member), list[int]()
+        noisy, shares = perturbation_of(member), list[int]()
 
         def perturb(piece: Piece) -> None:
             out = flat[piece.slot.stored.name][piece.start : piece.start + piece.theta.size]
@@ -227,8 +231,14 @@ class Arena:
         """Apply the commits version + 1, version + 2, ... in one streaming pass.
 
         With several ranks on one memory, each updates a disjoint slice and reports partial sums (see combine).
-        Errors: StoreError when the commits do not follow on from this version, or take another optimiser's state;
-        nothing is changed then.
+        Errors: as `updates`; nothing is changed then.
+        """
+        return self._advance(self.updates(commits), rank, num_ranks)
+
+    def updates(self, commits: Sequence[Commit]) -> list[Update]:
+        """What the commits version + 1, version + 2, ... ask of the kernels.
+
+        Errors: StoreError when they do not follow on from this version, or take another optimiser's state.
         """
         expected = list(range(self.version + 1, self.version + 1 + len(commits)))
         if (versions := [commit.version for commit in commits]) != expected:
@@ -236,7 +246,7 @@ class Arena:
         kinds = {commit.step.kind if commit.step else "none" for commit in commits}
         if other := kinds - {self.optimiser}:
             raise StoreError(f"commits with es.optimiser.kind={other.pop()} cannot be applied to {self.optimiser}'s")
-        return self._advance([update_of(commit) for commit in commits], rank, num_ranks)
+        return [update_of(commit) for commit in commits]
 
     def reload(self, checkpoint: Path | None) -> None:
         """theta and state := a checkpoint folder of the run, or theta_0 and zero (None). Sets `version`.
@@ -363,7 +373,8 @@ def _flat_view(slot: Slot, out: Array) -> Array:
     return out.reshape(-1)
 
 
-def _perturbation(member: Member | None) -> Perturbation | None:
+def perturbation_of(member: Member | None) -> Perturbation | None:
+    """What a member asks of the kernels; None for the centre."""
     if member is None:
         return None
     scale = float(np.float32(member.sigma * member.sign / 4096))
