@@ -15,6 +15,7 @@ from pathlib import Path
 from hpc_es.errors import ModelError
 from hpc_es.es import optimiser as optimisers
 from hpc_es.noise import BLOCK, tensor_id
+from hpc_es.params import numa
 from hpc_es.params.weights import Stored, scan
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -122,7 +123,9 @@ def share_memory(size: int) -> tuple[mmap.mmap, int]:
     """
     descriptor = os.memfd_create("hpc-es-arena")
     os.ftruncate(descriptor, max(size, 1))
-    return mmap.mmap(descriptor, 0), descriptor
+    memory = mmap.mmap(descriptor, 0)
+    numa.spread(memory)
+    return memory, descriptor
 
 
 def attach_memory(path: Path) -> mmap.mmap:
