@@ -1,10 +1,12 @@
 """Sizes, places, values, members and updates on which every kernel must equal the reference."""
 
+from typing import NamedTuple
+
 import numpy as np
 from hypothesis import strategies as st
 
 from hpc_es.noise import BLOCK
-from hpc_es.noise.reference import Array, Perturbation, Step, Trace, Update
+from hpc_es.noise.reference import Array, Perturbation, Rows, Step, Trace, Update
 
 TILE = 128
 """Blocks per tile of the kernels."""
@@ -20,6 +22,14 @@ SPECIAL = np.array(SPECIAL_BITS, np.uint32).view(np.float32)
 """Zeros, subnormals, infinities, NaNs, and the places where rounding to half types turns."""
 
 
+class Layout(NamedTuple):
+    """What a pass is over: `size` elements of theta's memory, of which `count` are values."""
+
+    size: int
+    count: int
+    rows: Rows | None
+
+
 def values(size: int, seed: int = 0) -> Array:
     generator = np.random.default_rng(seed)
     theta = (generator.standard_normal(size) * 10.0 ** generator.integers(-9, 6, size)).astype(np.float32)
@@ -30,6 +40,18 @@ def values(size: int, seed: int = 0) -> Array:
 def close(trace: Trace, wanted: Trace) -> bool:
     """Digests to the bit; sums of squares are added in another order."""
     return trace.digests == wanted.digests and np.allclose(trace.squares, wanted.squares, rtol=1e-5)
+
+
+@st.composite
+def sharded(draw: st.DrawFn) -> Layout:
+    """Rows in the tensor's own memory, or in a compact copy; the last may be shorter."""
+    width = BLOCK * draw(st.integers(1, 20) | st.integers(TILE - 3, TILE + 3))
+    stride = width + BLOCK * draw(st.sampled_from([0, 1, 9, TILE]))
+    pitch, full, last = draw(st.sampled_from([width, stride])), draw(st.integers(0, 4)), draw(st.integers(1, width))
+    return Layout(full * pitch + last, full * width + last, Rows(width, stride, pitch))
+
+
+LAYOUTS = SIZES.map(lambda size: Layout(size, size, None)) | sharded()
 
 
 @st.composite

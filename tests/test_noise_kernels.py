@@ -2,15 +2,17 @@
 
 import platform
 import re
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from noise_cases import DTYPES, SIZES, STARTS, U64, close, fp32, perturbations, updates, values
+from noise_cases import DTYPES, LAYOUTS, SIZES, STARTS, U64, Layout, close, fp32, perturbations, updates, values
 
 from hpc_es.noise import reference, threads
-from hpc_es.noise.reference import Array, Perturbation, State, Step, Update
+from hpc_es.noise.reference import Array, Perturbation, Rows, State, Step, Update
 
 pytest.importorskip("numba")
 from hpc_es.noise import cpu
@@ -24,55 +26,58 @@ def test_noise_equals_the_reference(size: int, start: int, seed: int, ident: int
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in add")  # numpy, of a signalling NaN
 @settings(deadline=None, max_examples=150)
-@given(size=SIZES, start=STARTS, ident=U64, noisy=st.none() | perturbations(), dtype=DTYPES)
+@given(layout=LAYOUTS, start=STARTS, ident=U64, noisy=st.none() | perturbations(), dtype=DTYPES)
 def test_perturb_equals_the_reference(
-    size: int, start: int, ident: int, noisy: Perturbation | None, dtype: type[np.generic]
+    layout: Layout, start: int, ident: int, noisy: Perturbation | None, dtype: type[np.generic]
 ) -> None:
-    theta, out, expected = values(size), np.empty(size, dtype), np.empty(size, dtype)
+    theta, out, expected = values(layout.size), np.empty(layout.count, dtype), np.empty(layout.count, dtype)
     before = theta.copy()
-    digest = cpu.perturb(theta, out, ident, noisy, start=start)
-    assert digest == reference.perturb(theta, expected, ident, noisy, start=start)
+    digest = cpu.perturb(theta, out, ident, noisy, start=start, rows=layout.rows)
+    assert digest == reference.perturb(theta, expected, ident, noisy, start=start, rows=layout.rows)
     assert out.tobytes() == expected.tobytes()
     assert theta.tobytes() == before.tobytes()
 
 
 @settings(deadline=None, max_examples=100)
-@given(size=SIZES, start=STARTS, ident=U64, steps=st.lists(updates(), max_size=3))
-def test_update_equals_the_reference(size: int, start: int, ident: int, steps: list[Update]) -> None:
-    theta = np.random.default_rng(0).standard_normal(size).astype(np.float32)
-    theta[: size // 8] = -0.0  # what is left untouched must keep even this
+@given(layout=LAYOUTS, start=STARTS, ident=U64, steps=st.lists(updates(), max_size=3))
+def test_update_equals_the_reference(layout: Layout, start: int, ident: int, steps: list[Update]) -> None:
+    theta = np.random.default_rng(0).standard_normal(layout.size).astype(np.float32)
+    theta[: layout.size // 8] = -0.0  # what is left untouched must keep even this
     expected = theta.copy()
-    trace, wanted = cpu.update(theta, ident, steps, start=start), reference.update(expected, ident, steps, start=start)
+    trace = cpu.update(theta, ident, steps, start=start, rows=layout.rows)
+    wanted = reference.update(expected, ident, steps, start=start, rows=layout.rows)
     assert theta.tobytes() == expected.tobytes()
     assert close(trace, wanted)
 
 
 @pytest.mark.parametrize("num_states", [1, 2])
 @settings(deadline=None, max_examples=60)
-@given(size=SIZES, start=STARTS, idents=st.tuples(U64, U64, U64), data=st.data())
+@given(layout=LAYOUTS, start=STARTS, idents=st.tuples(U64, U64, U64), data=st.data())
 def test_an_optimisers_update_equals_the_reference(
-    num_states: int, size: int, start: int, idents: tuple[int, int, int], data: st.DataObject
+    num_states: int, layout: Layout, start: int, idents: tuple[int, int, int], data: st.DataObject
 ) -> None:
     steps = data.draw(st.lists(updates(num_states), max_size=3))
     generator = np.random.default_rng(0)
-    mine = [generator.standard_normal(size).astype(np.float32) for _ in range(1 + num_states)]
+    mine = [generator.standard_normal(layout.size).astype(np.float32) for _ in range(1 + num_states)]
     mine[-1] **= 2  # v is a mean of squares; m may be anything
-    mine[0][: size // 8] = -0.0
+    mine[0][: layout.size // 8] = -0.0
     theirs = [values.copy() for values in mine]
 
     def state(values: list[Array]) -> list[State]:
         return [State(*pair) for pair in zip(values[1:], idents[1:], strict=False)]
 
-    trace = cpu.update(mine[0], idents[0], steps, start=start, state=state(mine))
-    wanted = reference.update(theirs[0], idents[0], steps, start=start, state=state(theirs))
+    trace = cpu.update(mine[0], idents[0], steps, start=start, state=state(mine), rows=layout.rows)
+    wanted = reference.update(theirs[0], idents[0], steps, start=start, state=state(theirs), rows=layout.rows)
     assert [values.tobytes() for values in mine] == [values.tobytes() for values in theirs]
     assert close(trace, wanted)
 
 
 @settings(deadline=None, max_examples=50)
-@given(size=SIZES, start=STARTS, ident=U64)
-def test_digest_equals_the_reference(size: int, start: int, ident: int) -> None:
-    assert cpu.digest(values(size), ident, start=start) == reference.digest(values(size), ident, start=start)
+@given(layout=LAYOUTS, start=STARTS, ident=U64)
+def test_digest_equals_the_reference(layout: Layout, start: int, ident: int) -> None:
+    theta = values(layout.size)
+    where: dict[str, Any] = {"start": start, "rows": layout.rows}
+    assert cpu.digest(theta, ident, **where) == reference.digest(theta, ident, **where)
 
 
 def test_several_versions_in_one_pass_round_as_several_passes_do() -> None:
@@ -132,6 +137,31 @@ def test_results_do_not_depend_on_threads_or_chunks(num_threads: int) -> None:
         threads.start(before)
     assert cut.tobytes() == whole.tobytes()
     assert sum(digests) % 2**64 == expected.digests[0]
+
+
+@pytest.mark.parametrize("module", [reference, cpu])
+@pytest.mark.parametrize("shards", [2, 3])
+def test_shards_along_a_later_axis_are_the_cut_of_the_whole(module: ModuleType, shards: int) -> None:
+    """Shards of a matrix by columns: in its own memory, and as a compact copy."""
+    height, width = 7, 240 // shards
+    matrix = np.random.default_rng(0).standard_normal((height, width * shards)).astype(np.float32)
+    member, steps = Perturbation(3, 1e-3 / 4096, 2, 5, 9), [Update([3, 4], [1e-3, 2e-3], [0, 1], 3, [8, 9])]
+    whole, after = np.empty_like(matrix), matrix.copy()
+    digest = module.perturb(matrix.ravel(), whole.ravel(), 7, member)
+    trace = module.update(after.ravel(), 7, steps)
+    live, digests, changed = matrix.copy(), [], []
+    for shard in range(shards):
+        first, columns = shard * width, slice(shard * width, (shard + 1) * width)
+        rows, out = Rows(width, width * shards, width * shards), np.empty((height, width), np.float32)
+        view = live.ravel()[first : first + (height - 1) * width * shards + width]
+        digests.append(module.perturb(view, out.ravel(), 7, member, start=first, rows=rows))
+        assert out.tobytes() == whole[:, columns].tobytes()
+        copy = live[:, columns].copy()
+        changed += module.update(copy.ravel(), 7, steps, start=first, rows=rows._replace(pitch=width)).digests
+        assert module.update(view, 7, steps, start=first, rows=rows).digests == changed[-1:]
+        assert live[:, columns].tobytes() == copy.tobytes() == after[:, columns].tobytes()
+    assert sum(digests) % 2**64 == digest
+    assert sum(changed) % 2**64 == trace.digests[0]
 
 
 def test_an_error_in_a_thread_reaches_the_caller() -> None:

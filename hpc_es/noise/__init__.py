@@ -10,7 +10,18 @@ from typing import Protocol, cast
 
 from hpc_es.errors import ConfigError
 from hpc_es.noise import reference
-from hpc_es.noise.reference import BLOCK, MAX_SUBSPACES, Array, Perturbation, State, Step, Trace, Update, tensor_id
+from hpc_es.noise.reference import (
+    BLOCK,
+    MAX_SUBSPACES,
+    Array,
+    Perturbation,
+    Rows,
+    State,
+    Step,
+    Trace,
+    Update,
+    tensor_id,
+)
 
 __all__ = [
     "Array",
@@ -18,6 +29,7 @@ __all__ = [
     "Kernels",
     "MAX_SUBSPACES",
     "Perturbation",
+    "Rows",
     "State",
     "Step",
     "Trace",
@@ -33,13 +45,29 @@ class Kernels(Protocol):
 
     def noise(self, seed: int, ident: int, start: int, count: int) -> Array: ...
 
-    def perturb(self, theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0) -> int: ...
+    def perturb(
+        self,
+        theta: Array,
+        out: Array,
+        ident: int,
+        noisy: Perturbation | None,
+        *,
+        start: int = 0,
+        rows: Rows | None = None,
+    ) -> int: ...
 
     def update(
-        self, theta: Array, ident: int, updates: list[Update], *, start: int = 0, state: Sequence[State] = ()
+        self,
+        theta: Array,
+        ident: int,
+        updates: list[Update],
+        *,
+        start: int = 0,
+        state: Sequence[State] = (),
+        rows: Rows | None = None,
     ) -> Trace: ...
 
-    def digest(self, theta: Array, ident: int, *, start: int = 0) -> int: ...
+    def digest(self, theta: Array, ident: int, *, start: int = 0, rows: Rows | None = None) -> int: ...
 
 
 @cache

@@ -25,6 +25,7 @@ from hpc_es.noise.reference import (
     PARTITION_DOMAIN,
     Array,
     Perturbation,
+    Rows,
     State,
     Step,
     Trace,
@@ -241,54 +242,60 @@ def _noise(out, ident, seed, first, gauss):  # type: ignore[no-untyped-def]
 
 
 @compiled(
-    *(vector(_f32), vector(_f32), vector(types.uint16), _i64, _u64, _i64),
+    *(vector(_f32), vector(_f32), vector(types.uint16), _i64, _u64, _i64, _i64, _i64, _i64),
     *(types.boolean, _u64, _f32, _i64, _i64, _u64, vector(types.int16), vector(_u64)),
 )
 def _perturb(  # type: ignore[no-untyped-def]
-    theta, out32, out16, kind, ident, first, noisy, seed, scale, subspace, num_subspaces, partition_seed, gauss, digests
-):
+    theta, out32, out16, kind, ident, first, width, stride, pitch, noisy, seed, scale, subspace, num_subspaces,
+    partition_seed, gauss, digests,
+):  # fmt: skip
     blocks, words, slots = np.empty(TILE, np.uint64), np.empty((4, TILE), np.uint32), np.empty(TILE, np.int64)
     every = np.arange(TILE)
     owners, values = np.zeros(TILE, np.uint8), np.empty(BLOCK * TILE, np.int16)
     result, scratch = np.empty(BLOCK * TILE, np.float32), np.empty(BLOCK * TILE, np.float32)
     bits, scratch_bits = result.view(np.uint32), scratch.view(np.uint32)
     theta_bits = theta.view(np.uint32)
-    for begin in range(0, theta.size, BLOCK * TILE):
-        base = theta[begin : begin + BLOCK * TILE]
-        size = (base.size + BLOCK - 1) // BLOCK
-        at = first + begin // BLOCK
-        digests[0] += _tile_digest(theta_bits[begin : begin + BLOCK * TILE], BLOCK * at, ident)
-        if noisy:
-            if num_subspaces > 1:
-                _partition(at, size, ident, partition_seed, num_subspaces, owners)
-            mine = _owned(size, num_subspaces, owners, subspace, every, slots)
-            _tile_noise(at, mine, ident, seed, blocks, words, gauss, values, theta[begin + BLOCK * TILE :])
-            for i in range(base.size):
-                result[i] = base[i] + scale * np.float32(values[i])
-            if num_subspaces > 1:
+    for row in range((theta.size + pitch - 1) // pitch):
+        row_end = min(row * pitch + width, theta.size)
+        for begin in range(row * pitch, row_end, BLOCK * TILE):
+            end = min(begin + BLOCK * TILE, row_end)
+            base, compact = theta[begin:end], begin - row * (pitch - width)
+            size = (base.size + BLOCK - 1) // BLOCK
+            at = first + (begin - row * (pitch - stride)) // BLOCK
+            digests[0] += _tile_digest(theta_bits[begin:end], BLOCK * at, ident)
+            if noisy:
+                if num_subspaces > 1:
+                    _partition(at, size, ident, partition_seed, num_subspaces, owners)
+                mine = _owned(size, num_subspaces, owners, subspace, every, slots)
+                ahead = theta[end if end < row_end else (row + 1) * pitch :]
+                _tile_noise(at, mine, ident, seed, blocks, words, gauss, values, ahead)
                 for i in range(base.size):
-                    result[i] = result[i] if owners[i // BLOCK] == subspace else base[i]
-        else:
-            for i in range(base.size):
-                result[i] = base[i]
-        if kind == FLOAT32:
-            out = out32[begin : begin + base.size]
-            for i in range(base.size):
-                out[i] = result[i]
-        elif kind == BFLOAT16:
-            _to_bfloat16(bits, out16[begin : begin + base.size])
-        else:
-            _to_float16(bits, scratch, scratch_bits, out16[begin : begin + base.size])
+                    result[i] = base[i] + scale * np.float32(values[i])
+                if num_subspaces > 1:
+                    for i in range(base.size):
+                        result[i] = result[i] if owners[i // BLOCK] == subspace else base[i]
+            else:
+                for i in range(base.size):
+                    result[i] = base[i]
+            if kind == FLOAT32:
+                out = out32[compact : compact + base.size]
+                for i in range(base.size):
+                    out[i] = result[i]
+            elif kind == BFLOAT16:
+                _to_bfloat16(bits, out16[compact : compact + base.size])
+            else:
+                _to_float16(bits, scratch, scratch_bits, out16[compact : compact + base.size])
 
 
 @compiled(
-    *(vector(_f32), vector(_f32), vector(_f32), vector(_u64), _i64, vector(_i64), vector(_u64), vector(_f32)),
+    *(vector(_f32), vector(_f32), vector(_f32), vector(_u64), _i64, _i64, _i64, _i64),
+    *(vector(_i64), vector(_u64), vector(_f32)),
     *(vector(_i64), vector(_i64), vector(_u64), types.Array(_f32, 2, "C")),
     *(vector(types.int16), vector(_u64), vector(types.float64)),
 )
 def _update(  # type: ignore[no-untyped-def]
-    theta, m, v, idents, first, bounds, seeds, coefficients, subspaces, num_subspaces, partition_seeds, steps, gauss,
-    digests, squares,
+    theta, m, v, idents, first, width, stride, pitch, bounds, seeds, coefficients, subspaces, num_subspaces,
+    partition_seeds, steps, gauss, digests, squares,
 ):  # fmt: skip
     blocks, words, slots = np.empty(TILE, np.uint64), np.empty((4, TILE), np.uint32), np.empty(TILE, np.int64)
     scratch = blocks, words, slots, np.arange(TILE), np.empty(TILE, np.uint8), np.empty(BLOCK * TILE, np.int16)
@@ -296,53 +303,60 @@ def _update(  # type: ignore[no-untyped-def]
     mean, square = np.zeros(BLOCK * TILE, np.float32), np.zeros(BLOCK * TILE, np.float32)
     hit, halves = np.empty(TILE, np.bool_), np.empty(BLOCK * TILE, np.float64)
     bits, mean_bits, square_bits = now.view(np.uint32), mean.view(np.uint32), square.view(np.uint32)
-    for begin in range(0, theta.size, BLOCK * TILE):
-        base = theta[begin : begin + BLOCK * TILE]
-        count, size = base.size, (base.size + BLOCK - 1) // BLOCK
-        at = first + begin // BLOCK
-        for j in range(count):
-            now[j] = base[j]
-        for j in range(min(count, m.size)):
-            mean[j] = m[begin + j]
-        for j in range(min(count, v.size)):
-            square[j] = v[begin + j]
-        for version in range(num_subspaces.size):
-            members, ahead = range(bounds[version], bounds[version + 1]), theta[begin + BLOCK * TILE :]
-            _add_members(
-                members, at, size, idents[0], seeds, coefficients, subspaces, num_subspaces[version], partition_seeds,
-                gauss, ahead, scratch, total, hit,
-            )  # fmt: skip
-            if m.size > 0:
-                _optimise(steps[version], total, hit, mean, square, v.size > 0)
-            if num_subspaces[version] == 1 and bounds[version] < bounds[version + 1]:
-                for j in range(count):
-                    after = now[j] + total[j]
-                    total[j] = after - now[j]
-                    now[j] = after
-            else:
-                for j in range(count):
-                    after = now[j] + total[j] if hit[j // BLOCK] else now[j]
-                    total[j] = after - now[j]
-                    now[j] = after
-            total[count:] = 0  # the last tile may be shorter
-            squares[version] += _sum_of_squares(total, halves)
-            digests[version] += _tile_digest(bits[:count], BLOCK * at, idents[0])
-            if m.size > 0:
-                digests[version] += _tile_digest(mean_bits[:count], BLOCK * at, idents[1])
-            if v.size > 0:
-                digests[version] += _tile_digest(square_bits[:count], BLOCK * at, idents[2])
-        for j in range(count):
-            base[j] = now[j]
-        for j in range(min(count, m.size)):
-            m[begin + j] = mean[j]
-        for j in range(min(count, v.size)):
-            v[begin + j] = square[j]
+    for row in range((theta.size + pitch - 1) // pitch):
+        row_end = min(row * pitch + width, theta.size)
+        for begin in range(row * pitch, row_end, BLOCK * TILE):
+            end = min(begin + BLOCK * TILE, row_end)
+            base = theta[begin:end]
+            count, size = base.size, (base.size + BLOCK - 1) // BLOCK
+            at = first + (begin - row * (pitch - stride)) // BLOCK
+            for j in range(count):
+                now[j] = base[j]
+            for j in range(min(count, m.size)):
+                mean[j] = m[begin + j]
+            for j in range(min(count, v.size)):
+                square[j] = v[begin + j]
+            for version in range(num_subspaces.size):
+                members = range(bounds[version], bounds[version + 1])
+                ahead = theta[end if end < row_end else (row + 1) * pitch :]
+                _add_members(
+                    members, at, size, idents[0], seeds, coefficients, subspaces, num_subspaces[version],
+                    partition_seeds, gauss, ahead, scratch, total, hit,
+                )  # fmt: skip
+                if m.size > 0:
+                    _optimise(steps[version], total, hit, mean, square, v.size > 0)
+                if num_subspaces[version] == 1 and bounds[version] < bounds[version + 1]:
+                    for j in range(count):
+                        after = now[j] + total[j]
+                        total[j] = after - now[j]
+                        now[j] = after
+                else:
+                    for j in range(count):
+                        after = now[j] + total[j] if hit[j // BLOCK] else now[j]
+                        total[j] = after - now[j]
+                        now[j] = after
+                total[count:] = 0  # the last tile may be shorter
+                squares[version] += _sum_of_squares(total, halves)
+                digests[version] += _tile_digest(bits[:count], BLOCK * at, idents[0])
+                if m.size > 0:
+                    digests[version] += _tile_digest(mean_bits[:count], BLOCK * at, idents[1])
+                if v.size > 0:
+                    digests[version] += _tile_digest(square_bits[:count], BLOCK * at, idents[2])
+            for j in range(count):
+                base[j] = now[j]
+            for j in range(min(count, m.size)):
+                m[begin + j] = mean[j]
+            for j in range(min(count, v.size)):
+                v[begin + j] = square[j]
 
 
-@compiled(vector(types.uint32), _u64, _i64, vector(_u64))
-def _digest(bits, ident, first, digests):  # type: ignore[no-untyped-def]
-    for begin in range(0, bits.size, BLOCK * TILE):
-        digests[0] += _tile_digest(bits[begin : begin + BLOCK * TILE], BLOCK * first + begin, ident)
+@compiled(vector(types.uint32), _u64, _i64, _i64, _i64, _i64, vector(_u64))
+def _digest(bits, ident, first, width, stride, pitch, digests):  # type: ignore[no-untyped-def]
+    for row in range((bits.size + pitch - 1) // pitch):
+        row_end = min(row * pitch + width, bits.size)
+        for begin in range(row * pitch, row_end, BLOCK * TILE):
+            at = BLOCK * first + begin - row * (pitch - stride)
+            digests[0] += _tile_digest(bits[begin : min(begin + BLOCK * TILE, row_end)], at, ident)
 
 
 # --- the same functions as in reference.py; `start` is a multiple of BLOCK, except for noise -------------------------
@@ -356,14 +370,16 @@ def noise(seed: int, ident: int, start: int, count: int) -> Array:
     return out[start - BLOCK * first :][:count]
 
 
-def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0) -> int:
+def perturb(
+    theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0, rows: Rows | None = None
+) -> int:
     """As reference.perturb; contiguous arrays."""
     kind = {"f": FLOAT32, "H": BFLOAT16, "e": FLOAT16}[out.dtype.char]
     out32 = out if kind == FLOAT32 else np.empty(0, np.float32)
     out16 = np.empty(0, np.uint16) if kind == FLOAT32 else out.view(np.uint16)
     member, digests = noisy or Perturbation(0, 0.0), np.zeros(1, np.uint64)
     _perturb(
-        *(theta, out32, out16, kind, np.uint64(ident), start // BLOCK, noisy is not None),
+        *(theta, out32, out16, kind, np.uint64(ident), start // BLOCK, *_rows(theta, rows), noisy is not None),
         *(np.uint64(member.seed), np.float32(member.scale), member.subspace, member.num_subspaces),
         *(np.uint64(member.partition_seed), table(), digests),
     )
@@ -371,7 +387,13 @@ def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *,
 
 
 def update(
-    theta: Array, ident: int, updates: Sequence[Update], *, start: int = 0, state: Sequence[State] = ()
+    theta: Array,
+    ident: int,
+    updates: Sequence[Update],
+    *,
+    start: int = 0,
+    state: Sequence[State] = (),
+    rows: Rows | None = None,
 ) -> Trace:
     """As reference.update: all versions in one pass over theta and state; contiguous."""
     digests, squares = np.zeros(len(updates), np.uint64), np.zeros(len(updates))
@@ -380,6 +402,7 @@ def update(
     steps = [version.step or Step(0.0, 0.0, 0.0) for version in updates]
     _update(
         *(theta, m, v, np.array([ident, *(s.ident for s in state)], np.uint64), start // BLOCK),
+        *_rows(theta, rows),
         np.cumsum([0, *(len(version.seeds) for version in updates)]),
         np.array([seed for version in updates for seed in version.seeds], np.uint64),
         np.array([c for version in updates for c in version.coefficients], np.float32),
@@ -394,8 +417,12 @@ def update(
     return Trace([int(digest) for digest in digests], [float(square) for square in squares])
 
 
-def digest(theta: Array, ident: int, *, start: int = 0) -> int:
+def digest(theta: Array, ident: int, *, start: int = 0, rows: Rows | None = None) -> int:
     """As reference.digest; contiguous."""
     total = np.zeros(1, np.uint64)
-    _digest(theta.view(np.uint32), np.uint64(ident), start // BLOCK, total)
+    _digest(theta.view(np.uint32), np.uint64(ident), start // BLOCK, *_rows(theta, rows), total)
     return int(total[0])
+
+
+def _rows(theta: Array, rows: Rows | None) -> Rows:
+    return rows or Rows(*[max(theta.size, 1)] * 3)

@@ -5,7 +5,7 @@ elements come from one Philox4x32-10 call (Salmon et al., SC 2011), whose eight 
 An update leaves every element alone that no member's noise reaches: theta, and what an optimiser keeps beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -25,6 +25,19 @@ LOW, WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 DIGEST_INDEX, DIGEST_TENSOR = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 PARTITION_DOMAIN = 0x5BD1E995
 """Keeps the counters of the partition apart from those of the noise."""
+
+
+class Rows(NamedTuple):
+    """Which elements of a tensor a pass is over, where they are not one stretch: runs of `width` elements.
+
+    Row r begins at element start + r * stride of the tensor, and at theta[r * pitch]: theta is the tensor's own memory
+    (pitch == stride), or a compact copy (pitch == width). What lies between rows is neither read nor written. theta
+    ends with the last row, which may be shorter. All three are multiples of BLOCK, and width <= pitch.
+    """
+
+    width: int
+    stride: int
+    pitch: int
 
 
 @dataclass(frozen=True)
@@ -154,45 +167,79 @@ def cast(values: Array, dtype: np.dtype[Any]) -> Array:
     return np.where(np.isnan(values), quiet, half).astype(np.uint16).view(np.float16)
 
 
-def perturb(theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0) -> int:
+def stretches(size: int, start: int, rows: Rows | None) -> Iterator[tuple[slice, slice, int]]:
+    """Each row: where it is in theta [size], where in `out`, which is compact, and its first element in the tensor."""
+    if rows is None:
+        yield slice(0, size), slice(0, size), start
+        return
+    for row in range(-(-size // rows.pitch)):
+        place = row * rows.pitch
+        width = min(rows.width, size - place)
+        yield (
+            slice(place, place + width),
+            slice(row * rows.width, row * rows.width + width),
+            start + row * rows.stride,
+        )
+
+
+def perturb(
+    theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0, rows: Rows | None = None
+) -> int:
     """out = round(theta + scale * T), or round(theta) where the member has no noise. Returns the digest of theta.
 
-    theta is fp32 [n], elements start .. start + n - 1; out [n] is float32, float16, or uint16 for bfloat16 bits.
+    theta is fp32 [n], elements start .. start + n - 1, or those of `rows`; out holds as many, one beside the other, and
+    is float32, float16, or uint16 for bfloat16 bits.
     """
-    values = theta
-    if noisy is not None:
-        added = np.float32(noisy.scale) * noise(noisy.seed, ident, start, theta.size).astype(np.float32)
-        owner = subspaces(noisy.partition_seed, ident, start, theta.size, noisy.num_subspaces)
-        values = np.where(owner == noisy.subspace, theta + added, theta)
-    out[:] = cast(values, out.dtype)
-    return digest(theta, ident, start=start)
+    for place, compact, first in stretches(theta.size, start, rows):
+        values = theta[place]
+        if noisy is not None:
+            added = np.float32(noisy.scale) * noise(noisy.seed, ident, first, values.size).astype(np.float32)
+            owner = subspaces(noisy.partition_seed, ident, first, values.size, noisy.num_subspaces)
+            values = np.where(owner == noisy.subspace, values + added, values)
+        out[compact] = cast(values, out.dtype)
+    return digest(theta, ident, start=start, rows=rows)
 
 
 def update(
-    theta: Array, ident: int, updates: Sequence[Update], *, start: int = 0, state: Sequence[State] = ()
+    theta: Array,
+    ident: int,
+    updates: Sequence[Update],
+    *,
+    start: int = 0,
+    state: Sequence[State] = (),
+    rows: Rows | None = None,
 ) -> Trace:
     """Apply versions one after the other to theta (fp32 [n], in place) and to the optimiser's state beside it.
 
     `state` is empty, (m,) for momentum or (m, v) for Adam; every update has a `step` exactly when there is state.
+    theta and state have the elements of `rows`, or start .. start + n - 1.
     """
-    trace = Trace([], [])
-    for version in updates:
-        before, total, hit = theta.copy(), np.zeros_like(theta), np.zeros(theta.shape, bool)
-        own = version.subspaces or [0] * len(version.seeds)
-        partitions = version.partition_seeds or [0] * len(version.seeds)
-        for seed, coefficient, subspace, partition in zip(
-            version.seeds, version.coefficients, own, partitions, strict=True
-        ):
-            mine = subspaces(partition, ident, start, theta.size, version.num_subspaces) == subspace
-            added = np.float32(coefficient) * noise(seed, ident, start, theta.size).astype(np.float32)
-            total = np.where(mine, total + added, total)
-            hit |= mine
-        change = total if version.step is None else optimise(version.step, total, hit, [s.values for s in state])
-        theta[hit] += change[hit]
-        parts = [digest(theta, ident, start=start), *(digest(s.values, s.ident, start=start) for s in state)]
-        trace.digests.append(sum(parts) % 2**64)
-        trace.squares.append(float(np.sum((theta.astype(np.float64) - before) ** 2)))
+    trace = Trace([0] * len(updates), [0.0] * len(updates))
+    for place, _, first in stretches(theta.size, start, rows):
+        beside = [State(kept.values[place], kept.ident) for kept in state]
+        for number, version in enumerate(updates):
+            share, square = advance(theta[place], ident, version, first, beside)
+            trace.digests[number] = (trace.digests[number] + share) % 2**64
+            trace.squares[number] += square
     return trace
+
+
+def advance(theta: Array, ident: int, version: Update, start: int, state: Sequence[State]) -> tuple[int, float]:
+    """One version on one stretch; returns the digest and the sum of squares of the change."""
+    before, total, hit = theta.copy(), np.zeros_like(theta), np.zeros(theta.shape, bool)
+    own = version.subspaces or [0] * len(version.seeds)
+    partitions = version.partition_seeds or [0] * len(version.seeds)
+    for seed, coefficient, subspace, partition in zip(
+        version.seeds, version.coefficients, own, partitions, strict=True
+    ):
+        mine = subspaces(partition, ident, start, theta.size, version.num_subspaces) == subspace
+        added = np.float32(coefficient) * noise(seed, ident, start, theta.size).astype(np.float32)
+        total = np.where(mine, total + added, total)
+        hit |= mine
+    change = total if version.step is None else optimise(version.step, total, hit, [s.values for s in state])
+    theta[hit] += change[hit]
+    parts = [digest(theta, ident, start=start), *(digest(s.values, s.ident, start=start) for s in state)]
+    return sum(parts), float(np.sum((theta.astype(np.float64) - before) ** 2))
 
 
 def optimise(step: Step, gradient: Array, hit: Array, state: Sequence[Array]) -> Array:
@@ -213,8 +260,12 @@ def optimise(step: Step, gradient: Array, hit: Array, state: Sequence[Array]) ->
     return (rate * m) / (np.sqrt(v) + epsilon)
 
 
-def digest(theta: Array, ident: int, *, start: int = 0) -> int:
+def digest(theta: Array, ident: int, *, start: int = 0, rows: Rows | None = None) -> int:
     """Sum of bits32(theta_i) * odd factor of (i, ident), modulo 2^64; theta fp32 [n]."""
-    index = np.arange(start, start + theta.size, dtype=np.uint64)
-    factor = (2 * index + 1) * np.uint64(DIGEST_INDEX) + np.uint64(2 * ident * DIGEST_TENSOR % 2**64)
-    return int(np.sum(theta.view(np.uint32).astype(np.uint64) * factor, dtype=np.uint64))
+    total = 0
+    for place, _, first in stretches(theta.size, start, rows):
+        bits = theta[place].view(np.uint32).astype(np.uint64)
+        index = np.arange(first, first + bits.size, dtype=np.uint64)
+        factor = (2 * index + 1) * np.uint64(DIGEST_INDEX) + np.uint64(2 * ident * DIGEST_TENSOR % 2**64)
+        total += int(np.sum(bits * factor, dtype=np.uint64))
+    return total % 2**64
