@@ -105,8 +105,8 @@ class Arena:
             arena = cls(slots, buffer, None, optimiser)
         begin = time.monotonic()
         arena._begin()
-        arena.version, arena.base_digest = 0, arena.digest()
         arena.seconds_to_load = time.monotonic() - begin
+        arena.version, arena.base_digest = 0, arena.digest()
         return arena
 
     @classmethod
