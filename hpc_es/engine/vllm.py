@@ -6,16 +6,15 @@ process of it outlives the front.
 """
 
 import asyncio
-import dataclasses
-import difflib
 import io
+import logging
+import math
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ import transformers
 import vllm
 from PIL import Image
 from vllm import SamplingParams
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -38,12 +36,15 @@ from hpc_es.engine.gate import Gate, to_the_end
 from hpc_es.engine.lifetime import Tie, is_running, process_start
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, chosen, single_tokens
-from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
+from hpc_es.engine.vllm_launch import arguments, environment, launch
+from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
 from hpc_es.params.arena import Arena
+from hpc_es.params.regions import Region, choose_counted
 
-_CPU_KV_CACHE_MIB = 256
+log = logging.getLogger(__name__)
+
 _RPC_POLL_S = 1.0
 _EXIT_TIMEOUT_S = 10.0
 
@@ -64,6 +65,7 @@ class VllmEngine(Engine):
         self._member: Member | None = None
         self._processes: dict[int, str | None] = {}
         self._digest = arena.base_digest
+        self._way = ""
 
     @classmethod
     async def start(
@@ -72,16 +74,15 @@ class VllmEngine(Engine):
         arena = await asyncio.to_thread(
             partial(Arena.from_pretrained, model.path, model.include, model.exclude, shared=True, optimiser=optimiser)
         )
-        arguments = _arguments(model, engine, cls.extension)
+        given = arguments(model, engine, cls.extension)
         scratch = Path(tempfile.mkdtemp(prefix="hpc_es-vllm-"))
-        arguments["additional_config"] = {"hpc_es": Tie.to_this_process(scratch)}
-        environment = _environment(engine, threads, scratch)
-        launch = asyncio.create_task(asyncio.to_thread(_launch, arguments, environment))
+        given["additional_config"] = {"hpc_es": Tie.to_this_process(scratch)}
+        starting = asyncio.create_task(asyncio.to_thread(launch, given, environment(engine, threads, scratch)))
         try:
-            llm = await asyncio.shield(launch)
+            llm = await asyncio.shield(starting)
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError):
-                (await launch).shutdown()
+                (await starting).shutdown()
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         self = cls(llm, arena, engine, scratch)
@@ -103,9 +104,30 @@ class VllmEngine(Engine):
             "base_digest": self._arena.base_digest,
             "optimiser": self._arena.optimiser,
         }
-        pids = await self._rpc("es_attach", arena, threads)
+        ranks = await self._rpc("es_attach", arena, threads)
         cores = [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]
-        self._processes = {pid: process_start(pid) for pid in [*cores, *pids]}
+        self._processes = {pid: process_start(pid) for pid in [*cores, *(rank["pid"] for rank in ranks)]}
+        if obstacle := await self._write_directly(ranks):
+            await self._rpc("es_write_through_load_weights")
+            log.info("members are written through load_weights: %s", obstacle)
+        self._way = f"load_weights: {obstacle}" if obstacle else "direct"
+
+    async def _write_directly(self, ranks: list[dict[str, Any]]) -> str:
+        """Have all ranks write members through the direct map; returns what stands against it."""
+        if not self._engine.direct_map:
+            return "engine.direct_map is off"
+        if obstacles := [rank["obstacle"] for rank in ranks if rank["obstacle"]]:
+            return str(obstacles[0])
+        sizes = {name: math.prod(self._arena.shape(name)) for name in self._arena.names}
+        try:
+            counted = choose_counted([[Region(*region) for region in rank["regions"]] for rank in ranks], sizes)
+        except ModelError as error:
+            return str(error)
+        answers = await self._rpc("es_write_directly", counted, self._engine.base)
+        if obstacles := [answer["obstacle"] for answer in answers if answer["obstacle"]]:
+            return str(obstacles[0])
+        digest = sum(answer["share"] for answer in answers) % 2**64
+        return "" if digest == self._digest else "the shares of the digest do not sum to the arena's"
 
     @property
     def info(self) -> EngineInfo:
@@ -117,6 +139,7 @@ class VllmEngine(Engine):
             "device": current_platform.get_device_name(),
             "dtype": str(self._llm.model_config.dtype).removeprefix("torch."),
             "tensor_parallel": str(self._engine.tensor_parallel),
+            "weights": self._way,
         }
         return EngineInfo(self._arena.base_digest, facts, self._arena.seconds_to_load)
 
@@ -135,6 +158,7 @@ class VllmEngine(Engine):
     async def _load(self, checkpoint: Path | None) -> None:
         await asyncio.to_thread(self._arena.reload, checkpoint)
         self._digest = await asyncio.to_thread(self._arena.digest)
+        await self._rpc("es_reload", self.version)
 
     async def update(self, commits: Sequence[Commit]) -> None:
         if not commits:
@@ -149,8 +173,8 @@ class VllmEngine(Engine):
 
     async def perturb(self, member: Member | None) -> None:
         with self._gate.change("perturb", writes=True):
-            digests = await self._rpc("es_write", msgspec.msgpack.encode(member))
-            self._digest, self._member = digests[0], member
+            shares = await self._rpc("es_write", msgspec.msgpack.encode(member))
+            self._digest, self._member = sum(shares) % 2**64, member
             await self._forget_prefixes()
 
     async def probe(self) -> None:
@@ -308,80 +332,3 @@ def _sampling_params(sampling: SamplingConfig, seed: int, room: int, only: list[
         )
     except Exception as error:  # vLLM's validation errors have no base of Python's
         raise ConfigError(f"vLLM refuses a setting of `sampling`: {error}") from error
-
-
-def _environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str, str]:
-    """What the engine's processes inherit. Set outright: values from elsewhere would silently beat the config."""
-    variables = {
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of this process would carry its threads' locks along
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding would put two engines of one node on the same cores
-        "OMP_NUM_THREADS": str(threads),
-        "VLLM_RPC_BASE_PATH": str(scratch),
-        "TMPDIR": str(scratch),
-        "VLLM_HOST_IP": "127.0.0.1",  # one engine never spans nodes; the right interface need not be guessed
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
-    }
-    if not engine.enforce_eager:  # compile caches race when engines share them
-        for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-            variables[name] = str(scratch / name.lower())
-    return variables
-
-
-def _arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> dict[str, Any]:
-    """Errors: ConfigError for a key of engine.extra that vLLM lacks or that another setting owns."""
-    kv_cache_mib = engine.kv_cache_mib or (_CPU_KV_CACHE_MIB if current_platform.is_cpu() else None)
-    ours: dict[str, Any] = {
-        "model": model.path,
-        "dtype": model.dtype,
-        "seed": 0,  # unused: every request carries its own
-        "max_model_len": engine.max_model_len,
-        "max_num_seqs": engine.max_concurrent,
-        "enforce_eager": engine.enforce_eager,
-        "tensor_parallel_size": engine.tensor_parallel,
-        "enable_prefix_caching": engine.prefix_cache,
-        "worker_extension_cls": extension,
-        "max_logprobs": -1,
-        "disable_log_stats": True,
-        "additional_config": {},
-    }
-    if kv_cache_mib is not None:
-        ours["kv_cache_memory_bytes"] = kv_cache_mib * 2**20
-    if engine.block_size is not None:
-        ours["block_size"] = engine.block_size
-    if current_platform.is_cpu():
-        # A prompt that is computed in two steps makes vLLM rewind its request's generator, which a CPU's cannot: the
-        # engine dies. Unsplit prompts also keep an answer independent of how many prompts came at once.
-        ours["enable_chunked_prefill"] = False
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-    for key in engine.extra:
-        if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"engine.extra.{key} is not an argument of vLLM {vllm.__version__}{hint}")
-        if key in ours:
-            raise ConfigError(f"engine.extra.{key} is set by other settings of `engine` and `model`; change it there")
-    return ours | engine.extra
-
-
-def _launch(arguments: dict[str, Any], environment: dict[str, str]) -> AsyncLLM:
-    try:
-        with _inherited(environment):
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-    except Exception as error:  # configuration, memory, a worker that died: vLLM has no common base for them
-        raise EngineError(
-            f"vLLM did not start: {type(error).__name__}: {error}. Its log above has the cause"
-        ) from error
-
-
-@contextmanager
-def _inherited(environment: dict[str, str]) -> Iterator[None]:
-    """Variables for processes that start inside; afterwards this process has its own back, without vLLM's additions."""
-    before = dict(os.environ)
-    os.environ.update(environment)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

@@ -2,24 +2,29 @@
 
 vLLM mixes `WorkerExtension` into its worker class and imports this module before the model loads. Invariant: every
 parameter of the live model is what the model's own `load_weights` makes of the arena, its storage never moves, and
-no copy of a weight is kept elsewhere. Return values cross msgpack: plain numbers, strings, lists and dicts only,
-because vLLM's client waits for ever for an answer that cannot be encoded.
+no copy of a weight is kept elsewhere. Members are written straight from theta where a direct map is proven to give
+that, else through `load_weights`. Return values cross msgpack: plain numbers, strings, lists and dicts only, because
+vLLM's client waits for ever for an answer that cannot be encoded.
 """
 
 import os
-from collections.abc import Iterator
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import torch
 from vllm import _custom_ops
 from vllm.model_executor.layers import utils as layer_utils
 
+from hpc_es.engine.direct_map import Watch
 from hpc_es.engine.fingerprints import differing, fingerprints, poison
+from hpc_es.engine.loaded import LoadedBase
+from hpc_es.engine.probe import PROBE
 from hpc_es.errors import EngineError
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import threads as kernel_threads
-from hpc_es.params.arena import Arena, Dtype, Stream
+from hpc_es.params.arena import Arena
+from hpc_es.params.base import Base, Residence, Target, make_base
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -37,11 +42,16 @@ class WorkerExtension:
     parallel_config: Any
     rank: int
     es_arena: Arena
+    es_loaded: LoadedBase
+    es_targets: list[Target]
+    es_base: Base
+    """What members are written from: es_loaded, or where a direct map is in use, theta itself."""
 
-    def es_attach(self, arena: dict[str, Any], threads: int) -> int:
-        """Share the front's arena, and prove that it writes the model that vLLM loaded. Returns this process's pid.
+    def es_attach(self, arena: dict[str, Any], threads: int) -> dict[str, Any]:
+        """Share the front's arena, and prove that it writes the model that vLLM loaded.
 
-        Errors: EngineError naming the parameter, for a model whose weights cannot be written in place.
+        Returns this process's pid, and the regions of the direct map, or the obstacle to one. Errors: EngineError
+        naming the parameter, for a model whose weights cannot be written in place.
         """
         kernel_threads.start(threads)
         self.es_arena = Arena.attach(**arena)
@@ -53,25 +63,65 @@ class WorkerExtension:
             if parameter.numel() == 0 or parameter.dtype not in _DTYPES:
                 what = "is empty" if parameter.numel() == 0 else f"is {parameter.dtype}"
                 raise EngineError(f"vLLM's parameter {name} {what}: its weights were packed away or quantised")
+        self.es_base = self.es_loaded = LoadedBase(
+            self.es_arena, self.model_runner.get_model(), self.model_config.dtype, self.rank, self._es_num_ranks
+        )
         loaded = fingerprints(self._es_parameters())
         poison(self._es_parameters())
-        self._es_write(None)
+        watch = Watch(parameter for _, parameter in self._es_parameters())
+        self.es_loaded.write(None, watch)
         if changed := differing(loaded, fingerprints(self._es_parameters())):
             raise EngineError(
                 f"vLLM's {changed[0]} ({len(changed)} such) is not what the checkpoint makes of it when written "
                 "again: this model family repacks or derives weights after loading and cannot take noise in place"
             )
-        return os.getpid()
+        self.es_targets = watch.targets
+        regions = [[r.name, r.start, r.rows, r.width, r.stride] for r, _ in self.es_targets]
+        return {"pid": os.getpid(), "regions": regions, "obstacle": watch.obstacle}
 
+    @torch.no_grad()
+    def es_write_directly(self, counted: list[list[bool]], residence: Residence) -> dict[str, Any]:
+        """From now on, write members through the direct map, if it gives what `load_weights` gives.
+
+        `counted`: for each region of each rank, whether it counts for the digest. Returns the obstacle, or an empty
+        one and this rank's share of the digest; the live model is the centre then.
+        """
+        targets = [
+            (replace(region, counts=counts), live)
+            for (region, live), counts in zip(self.es_targets, counted[self.rank], strict=True)
+        ]
+        base = make_base(self.es_arena, targets, self.rank, self._es_num_ranks, residence)
+        centre, share = fingerprints(self._es_tensors()), 0
+        poison(self._es_parameters())
+        self.es_loaded.write(PROBE)
+        perturbed = fingerprints(self._es_tensors())
+        # In this order, what the map leaves alone is the member's first and then has to be the centre's.
+        for member, expected in ((PROBE, perturbed), (None, centre)):
+            poison((region.name, live) for region, live in targets)
+            share = base.write(member)
+            if changed := differing(expected, fingerprints(self._es_tensors())):
+                return {"obstacle": f"{changed[0]} ({len(changed)} such) would differ", "share": 0}
+        self.es_base = base
+        return {"obstacle": "", "share": share}
+
+    def es_write_through_load_weights(self) -> None:
+        """From now on, and as after es_attach."""
+        self.es_base = self.es_loaded
+
+    @torch.no_grad()
     def es_write(self, member: bytes) -> int:
-        """Write a member (msgpack; nil: the centre) into the live model. Returns the digest of its theta."""
-        return self._es_write(msgspec.msgpack.decode(member, type=Member | None))
+        """Write a member (msgpack; nil: the centre) into the live model. Returns this rank's share of the digest."""
+        return self.es_base.write(msgspec.msgpack.decode(member, type=Member | None))
 
     def es_update(self, version: int, commits: bytes) -> int:
-        """Apply commits to this rank's share of the arena, which is at `version`. Returns its share of the digest."""
+        """Apply commits to this rank's share of theta, which is at `version`. Returns its share of the digest."""
         self.es_arena.version = version
-        decoded = msgspec.msgpack.decode(commits, type=list[Commit])
-        return self.es_arena.apply(decoded, rank=self.rank, num_ranks=self.parallel_config.world_size).digest
+        return self.es_base.apply(msgspec.msgpack.decode(commits, type=list[Commit])).digest
+
+    def es_reload(self, version: int) -> None:
+        """The arena was loaded anew, and is at `version`."""
+        self.es_arena.version = version
+        self.es_base.reload()
 
     def es_probe(self, member: bytes) -> list[str]:
         """Names of the live parameters that differ from the member written again; afterwards none does."""
@@ -79,23 +129,13 @@ class WorkerExtension:
         self.es_write(member)
         return differing(before, fingerprints(self._es_parameters()))
 
+    @property
+    def _es_num_ranks(self) -> int:
+        return int(self.parallel_config.world_size)
+
     def _es_parameters(self) -> list[tuple[str, torch.Tensor]]:
         return list(self.model_runner.get_model().named_parameters())
 
-    @torch.no_grad()
-    def _es_write(self, member: Member | None) -> int:
-        storage = [parameter.data_ptr() for _, parameter in self._es_parameters()]
-        dtype = str(self.model_config.dtype).removeprefix("torch.")
-        tensors = self.es_arena.stream(member, cast(Dtype, dtype))
-        self.model_runner.get_model().load_weights(self._es_tensors(tensors))
-        moved = [name for (name, p), was in zip(self._es_parameters(), storage, strict=True) if p.data_ptr() != was]
-        if moved:
-            raise EngineError(
-                f"load_weights of this model family moved the storage of {moved[0]}: it cannot be written in place"
-            )
-        return tensors.digest
-
-    def _es_tensors(self, arrays: Stream) -> Iterator[tuple[str, torch.Tensor]]:
-        """Lazily, so that memory beyond model and arena stays at the stream's buffer."""
-        for name, array in arrays:
-            yield name, torch.from_numpy(array).view(self.model_config.dtype)
+    def _es_tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """Buffers too."""
+        return [*self._es_parameters(), *self.model_runner.get_model().named_buffers()]

@@ -5,10 +5,22 @@ sum to that of the arena.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
+import torch
+
+from hpc_es.es import optimiser as optimisers
 from hpc_es.es.records import Commit, Member
+from hpc_es.noise import Array, Perturbation, State, kernels, tensor_id, threads
+from hpc_es.params.arena import CHUNK, Arena, perturbation_of
+from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
+
+Target = tuple[Region, torch.Tensor]
+"""A region and the run of live memory that holds it: contiguous, 1-D; float32, bfloat16 or float16."""
+Residence = Literal["auto", "host", "device"]
+"""engine.base."""
 
 
 class Base(Protocol):
@@ -23,3 +35,77 @@ class Base(Protocol):
 
     def reload(self) -> None:
         """The arena was loaded anew."""
+
+
+def make_base(arena: Arena, targets: Sequence[Target], rank: int, num_ranks: int, residence: Residence) -> Base:
+    """The base of one rank: of its device where live memory is on one, else the host's."""
+    if all(live.device.type == "cpu" for _, live in targets):
+        return HostBase(arena, targets, rank, num_ranks)
+    from hpc_es.params.device import device_base
+
+    return device_base(arena, targets, rank, num_ranks, residence)
+
+
+class HostBase:
+    """Live memory is host memory: theta is cast into it straight from the arena, with nothing in between."""
+
+    def __init__(self, arena: Arena, targets: Sequence[Target], rank: int, num_ranks: int) -> None:
+        self._arena, self._rank, self._num_ranks = arena, rank, num_ranks
+        contents, trained = {name: values.reshape(-1) for name, values in arena.contents().items()}, set(arena.trained)
+        kept = optimisers.STATE[arena.optimiser]
+        self._pieces = list[_Piece]()
+        for region, live in targets:
+            out = _as_array(live)
+            state = [f"{region.name}#{letter}" for letter in kept] if region.name in trained and region.counts else []
+            for part, at in region.cut(CHUNK):
+                within = slice(part.start, part.end)
+                self._pieces.append(
+                    _Piece(
+                        part,
+                        tensor_id(region.name),
+                        contents[region.name][within],
+                        out[at : at + part.size],
+                        region.name in trained,
+                        tuple(State(contents[name][within], tensor_id(name)) for name in state),
+                    )
+                )
+
+    def write(self, member: Member | None) -> int:
+        noisy, shares = perturbation_of(member), list[int]()
+        threads.run(lambda piece: shares.append(piece.write(noisy)), self._pieces)
+        return sum(shares) % 2**64
+
+    def apply(self, commits: Sequence[Commit]) -> UpdateReport:
+        return self._arena.apply(commits, rank=self._rank, num_ranks=self._num_ranks)
+
+    def reload(self) -> None:
+        """Nothing to do: every member is read from the arena."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What one thread writes at a time."""
+
+    region: Region
+    ident: int
+    theta: Array
+    """From the region's first element to its last."""
+    out: Array
+    trained: bool
+    state: tuple[State, ...]
+    """Of the same elements; none where this copy does not count."""
+
+    def write(self, noisy: Perturbation | None) -> int:
+        """Returns this piece's share of the digest."""
+        start, rows = self.region.start, self.region.noise_rows
+        noisy = noisy if self.trained else None
+        share = kernels().perturb(self.theta, self.out, self.ident, noisy, start=start, rows=rows)
+        if not self.region.counts:
+            return 0
+        return share + sum(kernels().digest(kept.values, kept.ident, start=start, rows=rows) for kept in self.state)
+
+
+def _as_array(live: torch.Tensor) -> Array:
+    """The same memory; bfloat16 as its bits."""
+    values = live.detach()
+    return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()

@@ -5,10 +5,13 @@ of which tensor it holds: `rows` runs of `width` elements, `stride` apart. Rows 
 a shard cut along a later axis is many. Invariant: a region of several rows begins and repeats on blocks of noise.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hpc_es.errors import ModelError
-from hpc_es.noise import BLOCK
+from hpc_es.noise import BLOCK, Rows
 
 
 @dataclass(frozen=True)
@@ -39,3 +42,45 @@ class Region:
     def end(self) -> int:
         """Behind the last element, in the tensor."""
         return self.start + (self.rows - 1) * self.stride + self.width
+
+    @property
+    def noise_rows(self) -> Rows | None:
+        """For a kernel whose theta is the whole tensor's memory from `start` to `end`."""
+        return None if self.rows == 1 else Rows(self.width, self.stride, self.stride)
+
+    def cut(self, size: int) -> Iterator[tuple["Region", int]]:
+        """Parts of at most `size` elements (a multiple of BLOCK), and where each begins in the run of live memory."""
+        rows_at_once = max(1, size // self.width)
+        for row in range(0, self.rows, rows_at_once):
+            rows = min(rows_at_once, self.rows - row)
+            for column in range(0, self.width, size):
+                width = min(size, self.width - column)
+                start, stride = self.start + row * self.stride + column, self.stride if rows > 1 else width
+                yield Region(self.name, start, rows, width, stride, self.counts), row * self.width + column
+
+
+def choose_counted(ranks: Sequence[Sequence[Region]], sizes: Mapping[str, int]) -> list[list[bool]]:
+    """For the regions of all ranks: whether each counts, so that the counted ones make up every tensor exactly once.
+
+    `sizes`: elements of every canonical tensor. Errors: ModelError naming a tensor for which that is impossible.
+    """
+    first = dict[Region, tuple[int, int]]()
+    for rank, regions in enumerate(ranks):
+        for number, region in enumerate(regions):
+            first.setdefault(region, (rank, number))
+    held: dict[str, list[Region]] = {name: [] for name in sizes}
+    for region in first:
+        held[region.name].append(region)
+    for name, size in sizes.items():
+        if not _make_up(held[name], size):
+            raise ModelError(f"live memory does not hold each element of {name} exactly once")
+    return [[first[region] == (rank, n) for n, region in enumerate(regions)] for rank, regions in enumerate(ranks)]
+
+
+def _make_up(regions: Sequence[Region], size: int) -> bool:
+    """Whether the rows of these regions, in order, are the elements from 0 to `size` without gap or overlap."""
+    none = [np.empty(0, np.int64)]
+    starts = np.concatenate([*(r.start + r.stride * np.arange(r.rows) for r in regions), *none])
+    widths = np.concatenate([*(np.full(r.rows, r.width) for r in regions), *none])
+    order = np.argsort(starts)
+    return np.array_equal(np.append(starts[order], size), np.cumsum(np.append(0, widths[order])))

@@ -1,0 +1,49 @@
+"""The way into a live vLLM model that any family has: its own `load_weights`.
+
+Invariant: the storage of no parameter moves, so that CUDA graphs stay valid.
+"""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+
+from hpc_es.engine.direct_map import Watch
+from hpc_es.errors import EngineError
+from hpc_es.es.records import Member
+from hpc_es.params.arena import Arena, Dtype, Stream
+from hpc_es.params.base import HostBase
+
+
+class LoadedBase(HostBase):
+    """Perturbed tensors are made in host memory, a group at a time, by every rank, and handed to load_weights."""
+
+    def __init__(self, arena: Arena, model: Any, dtype: torch.dtype, rank: int, num_ranks: int) -> None:
+        super().__init__(arena, [], rank, num_ranks)
+        self._model, self._dtype = model, dtype
+
+    @torch.no_grad()
+    def write(self, member: Member | None, watch: Watch | None = None) -> int:
+        """As Base.write; `watch` sees what goes where."""
+        before = self._addresses()
+        arrays = self._arena.stream(member, cast(Dtype, str(self._dtype).removeprefix("torch.")))
+        tensors = self._tensors(arrays)
+        if watch is None:
+            self._model.load_weights(tensors)
+        else:
+            with watch:
+                self._model.load_weights(watch.showing(tensors))
+        moved = [name for name, address in self._addresses().items() if before.get(name) != address]
+        if moved:
+            raise EngineError(
+                f"load_weights of this model family moved the storage of {moved[0]}: it cannot be written in place"
+            )
+        return arrays.digest if self._rank == 0 else 0
+
+    def _addresses(self) -> dict[str, int]:
+        return {name: parameter.data_ptr() for name, parameter in self._model.named_parameters()}
+
+    def _tensors(self, arrays: Stream) -> Iterator[tuple[str, torch.Tensor]]:
+        """Lazily, so that memory beyond model and arena stays at the stream's buffer."""
+        for name, array in arrays:
+            yield name, torch.from_numpy(array).view(self._dtype)

@@ -1,0 +1,99 @@
+"""How vLLM is started: its arguments, and what its processes inherit.
+
+Invariant: a setting has one place. Arguments and environment variables that others here own are refused or replaced.
+"""
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import vllm
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from hpc_es.config.schema import EngineConfig, ModelConfig
+from hpc_es.errors import ConfigError, EngineError
+
+_CPU_KV_CACHE_MIB = 256
+
+
+def environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str, str]:
+    """What the engine's processes inherit. Set outright: values from elsewhere would silently beat the config."""
+    variables = {
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of this process would carry its threads' locks along
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding would put two engines of one node on the same cores
+        "OMP_NUM_THREADS": str(threads),
+        "VLLM_RPC_BASE_PATH": str(scratch),
+        "TMPDIR": str(scratch),
+        "VLLM_HOST_IP": "127.0.0.1",  # one engine never spans nodes; the right interface need not be guessed
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
+    }
+    if not engine.enforce_eager:  # compile caches race when engines share them
+        for name in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+            variables[name] = str(scratch / name.lower())
+    return variables
+
+
+def arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> dict[str, Any]:
+    """Errors: ConfigError for a key of engine.extra that vLLM lacks or that another setting owns."""
+    kv_cache_mib = engine.kv_cache_mib or (_CPU_KV_CACHE_MIB if current_platform.is_cpu() else None)
+    ours: dict[str, Any] = {
+        "model": model.path,
+        "dtype": model.dtype,
+        "seed": 0,  # unused: every request carries its own
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.max_concurrent,
+        "enforce_eager": engine.enforce_eager,
+        "tensor_parallel_size": engine.tensor_parallel,
+        "enable_prefix_caching": engine.prefix_cache,
+        "worker_extension_cls": extension,
+        "max_logprobs": -1,
+        "disable_log_stats": True,
+        "additional_config": {},
+    }
+    if kv_cache_mib is not None:
+        ours["kv_cache_memory_bytes"] = kv_cache_mib * 2**20
+    if engine.block_size is not None:
+        ours["block_size"] = engine.block_size
+    if current_platform.is_cpu():
+        # A prompt that is computed in two steps makes vLLM rewind its request's generator, which a CPU's cannot: the
+        # engine dies. Unsplit prompts also keep an answer independent of how many prompts came at once.
+        ours["enable_chunked_prefill"] = False
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for key in engine.extra:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"engine.extra.{key} is not an argument of vLLM {vllm.__version__}{hint}")
+        if key in ours:
+            raise ConfigError(f"engine.extra.{key} is set by other settings of `engine` and `model`; change it there")
+    return ours | engine.extra
+
+
+def launch(arguments: dict[str, Any], environment: dict[str, str]) -> AsyncLLM:
+    try:
+        with _inherited(environment):
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    except Exception as error:  # configuration, memory, a worker that died: vLLM has no common base for them
+        raise EngineError(
+            f"vLLM did not start: {type(error).__name__}: {error}. Its log above has the cause"
+        ) from error
+
+
+@contextmanager
+def _inherited(environment: dict[str, str]) -> Iterator[None]:
+    """Variables for processes that start inside; afterwards this process has its own back, without vLLM's additions."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
