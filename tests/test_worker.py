@@ -55,7 +55,7 @@ class Head:
                 self.deaf -= 1
                 return
             wanted = range(message.first, min(message.last, self.versions) + 1)
-            self.worker.catch_up.keep(tuple(commit(version) for version in wanted))
+            self.worker.pending.keep(tuple(commit(version) for version in wanted))
 
 
 def commit(version: int) -> Commit:
@@ -83,7 +83,7 @@ def go(worker: Worker, *versions: int) -> None:
 
 def test_a_worker_that_has_the_commits_asks_nobody(tmp_path):
     worker, engine, head = make_worker(tmp_path)
-    worker.catch_up.keep((commit(1), commit(2)))
+    worker.pending.keep((commit(1), commit(2)))
     go(worker, 2)
     assert engine.done == ["update to 2"]
     assert head.heard == []
@@ -91,7 +91,7 @@ def test_a_worker_that_has_the_commits_asks_nobody(tmp_path):
 
 def test_missing_commits_are_fetched_and_applied_in_one_pass(tmp_path):
     worker, engine, head = make_worker(tmp_path)
-    worker.catch_up.keep((commit(3),))
+    worker.pending.keep((commit(3),))
     go(worker, 4)
     assert engine.done == ["update to 4"]
     assert isinstance(head.heard[0], messages.Fetch)
@@ -134,7 +134,7 @@ def test_an_announced_commit_is_kept_or_fetched_when_its_broadcast_fails(tmp_pat
         await asyncio.gather(*worker._side_jobs)
 
     asyncio.run(hear())
-    assert set(worker.catch_up.commits) == {1}
+    assert set(worker.pending.commits) == {1}
     assert len(head.heard) == (record is None)  # in no epoch, so it asks for the commit
 
 

@@ -1,64 +1,108 @@
-"""How a worker's arena comes to another version: from a checkpoint, or by the commits that it has missed.
+"""How an engine's arena comes to another version: from a checkpoint, or by the commits that it has missed.
 
-Invariant: the bits of theta_v do not depend on the way.
+Invariant: the bits of theta_v do not depend on the way. Which way is the fastest is a cost model's choice (see
+hpc_es.params.catch_up); it learns from every load and every pass of this engine.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from hpc_es.engine.base import Engine
 from hpc_es.errors import StoreError
 from hpc_es.es.records import Commit
 from hpc_es.params import checkpoint
+from hpc_es.params.catch_up import Measured, ways, work
 from hpc_es.paths import RunPaths
 
 log = logging.getLogger(__name__)
 
 FETCH_RETRY_S = 5.0
-CHECKPOINT_WORTH = 2
-"""Commits that a checkpoint must save before it is loaded: reading one costs about as much as replaying two members."""
+
+Obtain = Callable[[range], Awaitable[Sequence[Commit]]]
+"""The commits of these versions, however long they take to come."""
 
 
-class CatchUp:
-    """The commits that an engine's arena has not applied yet, and its way to the version that an assignment needs."""
+class Pending:
+    """The commits that an arena has heard of and not applied yet; those that it has missed are asked for."""
 
-    def __init__(self, engine: Engine, paths: RunPaths, fetch: Callable[[int, int], None]) -> None:
+    def __init__(self, engine: Engine, fetch: Callable[[int, int], None]) -> None:
         """`fetch` asks the head for the commits first ... last, which come by `keep`, or never."""
-        self.engine, self.paths, self._fetch = engine, paths, fetch
         self.commits: dict[int, Commit] = {}
+        self._engine, self._fetch = engine, fetch
         self._came = asyncio.Event()
 
     def keep(self, commits: Iterable[Commit]) -> None:
         """Commits have come; those that the arena has applied are dropped."""
-        self.commits.update((commit.version, commit) for commit in commits if commit.version > self.engine.version)
+        for applied in [version for version in self.commits if version <= self._engine.version]:
+            del self.commits[applied]
+        self.commits.update((commit.version, commit) for commit in commits if commit.version > self._engine.version)
         self._came.set()
 
-    async def go_to(self, version: int) -> None:
-        """Bring the arena to `version`: from the newest checkpoint where that saves work, then by commits."""
-        starts = checkpoint.starts(self.paths, version)
-        newest = starts[0][0] if starts else 0
-        if self.engine.version > version or newest - self.engine.version >= CHECKPOINT_WORTH:
-            await self._load(version)
-        wanted = range(self.engine.version + 1, version + 1)
-        while any(v not in self.commits for v in wanted):
+    async def obtain(self, wanted: range) -> list[Commit]:
+        """Errors: none; it waits until they have come."""
+        while any(version not in self.commits for version in wanted):
             self._came.clear()
-            self._fetch(wanted.start, version)
+            self._fetch(wanted[0], wanted[-1])
             try:
                 await asyncio.wait_for(self._came.wait(), FETCH_RETRY_S)
             except TimeoutError:
-                log.warning("still waiting for the commits up to version %d", version)
-        if wanted:
-            await self.engine.update([self.commits[v] for v in wanted])
-        self.commits = {v: commit for v, commit in self.commits.items() if v > version}
+                log.warning("still waiting for the commits up to version %d", wanted[-1])
+        return [self.commits[version] for version in wanted]
 
-    async def _load(self, version: int) -> None:
-        """Arena := the newest intact checkpoint at or before `version`, else the base model."""
-        for _, folder in checkpoint.starts(self.paths, version):
-            try:
-                await self.engine.load(folder)
-            except StoreError as error:  # damaged, or pruned while it was being read
-                checkpoint.pass_over(error)
-            else:
-                return
-        await self.engine.load(None)
+
+class CatchUp:
+    """Takes one engine from version to version, the cheapest way."""
+
+    def __init__(
+        self, engine: Engine, paths: RunPaths, *, known: Mapping[int, Commit], obtain: Obtain, usual_work: float
+    ) -> None:
+        """`known`: the commits that are here; any other is taken to be worth `usual_work`."""
+        self._engine, self._paths = engine, paths
+        self._known, self._obtain, self._usual_work = known, obtain, usual_work
+        self._measured = Measured(engine.info.seconds_to_load)
+
+    async def go_to(self, version: int) -> None:
+        """Bring the arena to `version`; where a checkpoint is damaged or pruned, the next best way.
+
+        Errors: ModelError when the base model has changed.
+        """
+        began, engine = time.monotonic(), self._engine
+        folders: dict[int, Path | None] = {0: None, **dict(checkpoint.starts(self._paths, version))}
+        left, here = engine.version, engine.version if engine.version <= version else None
+        has_choice = here is None or max(folders) > here
+        while True:
+            best, *others = ways(here, version, folders, self._work_of, self._measured.costs)
+            if has_choice:
+                log.info("theta_%d to theta_%d %s; %s", left, version, best, "; ".join(map(str, others)) or "no other")
+            if best.load is None or await self._load(folders.pop(best.load)):
+                break
+            here = None  # what a failed load leaves behind is no version
+        if best.load is None and has_choice:
+            self._measured.load_lost()
+        if best.commits:
+            await self._apply(await self._obtain(best.commits))
+        if has_choice:
+            log.info("theta_%d reached after %.2g s", version, time.monotonic() - began)
+
+    def _work_of(self, version: int) -> float:
+        commit = self._known.get(version)
+        return self._usual_work if commit is None else work(commit)
+
+    async def _load(self, folder: Path | None) -> bool:
+        """Arena := a checkpoint, or the base model (None). False: it is damaged, or was pruned meanwhile."""
+        began = time.monotonic()
+        try:
+            await self._engine.load(folder)
+        except StoreError as error:
+            checkpoint.pass_over(error)
+            return False
+        self._measured.loaded(time.monotonic() - began)
+        return True
+
+    async def _apply(self, commits: Sequence[Commit]) -> None:
+        began = time.monotonic()
+        await self._engine.update(commits)
+        self._measured.applied(sum(map(work, commits)), time.monotonic() - began)

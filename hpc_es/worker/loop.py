@@ -25,6 +25,7 @@ from hpc_es.errors import ConfigError, EnvError, TransportError
 from hpc_es.es.records import Assignment, Episode, EvalId, Result
 from hpc_es.noise.reference import TABLE_CRC32
 from hpc_es.params import check_memory
+from hpc_es.params.catch_up import full_work
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.transport import messages
@@ -32,7 +33,7 @@ from hpc_es.transport.collective import Backend, WorkerCollective, available_bac
 from hpc_es.transport.control import HeadClient
 from hpc_es.transport.secrets import load_secrets
 from hpc_es.worker.budget import Budget
-from hpc_es.worker.catch_up import CatchUp
+from hpc_es.worker.catch_up import CatchUp, Pending
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import TrajectoryFile
 
@@ -129,7 +130,11 @@ class Worker:
         self.name = f"{seat}{attempt}.{uuid.uuid4().hex[:8]}"
         kept = TrajectoryFile(paths.trajectory_file(self.name), self.name)
         self.player = Player(config, engine, lambda kind: envs.make_for(config, kind), kept.append)
-        self.catch_up = CatchUp(engine, paths, self._fetch)
+        self.pending = Pending(engine, self._fetch)
+        usual_work = full_work(config.es.population, config.es.subspaces)
+        self.catch_up = CatchUp(
+            engine, paths, known=self.pending.commits, obtain=self.pending.obtain, usual_work=usual_work
+        )
         self._evaluation: asyncio.Task[None] | None = None
         self._holding: EvalId | None = None
         self._side_jobs: set[asyncio.Task[None]] = set()
@@ -189,7 +194,7 @@ class Worker:
             case messages.Announce():
                 self._announced(message)
             case messages.Records(commits=commits):
-                self.catch_up.keep(commits)
+                self.pending.keep(commits)
             case messages.OpenEpoch():
                 self._beside(self._join(message))
             case messages.Rebuild(version=version):
@@ -225,7 +230,7 @@ class Worker:
 
     def _announced(self, announce: messages.Announce) -> None:
         if announce.record is not None:
-            self.catch_up.keep((messages.decode_commit(announce.record),))
+            self.pending.keep((messages.decode_commit(announce.record),))
         else:
             self._beside(self._receive(announce))
 
@@ -237,7 +242,7 @@ class Worker:
             log.warning("version %d did not come by broadcast: %s", announce.version, error)
         else:
             if sha256(data) == announce.sha256:
-                self.catch_up.keep((messages.decode_commit(data),))
+                self.pending.keep((messages.decode_commit(data),))
                 return
             log.warning("version %d came damaged by broadcast", announce.version)
         self._fetch(announce.version, announce.version)
