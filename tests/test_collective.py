@@ -15,16 +15,8 @@ from typing import Any
 import pytest
 
 from hpc_es.errors import TransportError
-from hpc_es.transport.collective import (
-    EpochEvent,
-    EpochFailed,
-    EpochUp,
-    HeadCollective,
-    WorkerCollective,
-    available_backend,
-    choose_backend,
-    sha256,
-)
+from hpc_es.transport.backends import Backend, Choice, Offer, choose_backend, own_offer
+from hpc_es.transport.collective import EpochEvent, EpochFailed, EpochUp, HeadCollective, WorkerCollective, sha256
 from hpc_es.transport.messages import OpenEpoch
 
 HOST = "127.0.0.1"
@@ -242,7 +234,7 @@ def test_the_store_listens_on_the_given_address_only(head: Head) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "offers", "chosen"),
+    ("wanted", "backends", "chosen"),
     [
         ("auto", ["nccl", "nccl"], "nccl"),
         ("auto", ["nccl", "gloo"], "gloo"),
@@ -253,14 +245,24 @@ def test_the_store_listens_on_the_given_address_only(head: Head) -> None:
         ("auto", [], "none"),
     ],
 )
-def test_the_backend_is_one_that_everybody_has(wanted: str, offers: list[str], chosen: str) -> None:
-    assert choose_backend(wanted, offers) == chosen
+def test_the_backend_is_one_that_everybody_has(wanted: str, backends: list[Backend], chosen: Backend) -> None:
+    offers = [Offer(backend, f"GPU-{number}") for number, backend in enumerate(backends)]
+    assert choose_backend(wanted, offers) == Choice(chosen)
+
+
+@pytest.mark.parametrize("wanted", ["auto", "nccl"])
+def test_processes_that_share_a_gpu_get_gloo_and_are_told_why(wanted: str) -> None:
+    offers = [Offer("nccl", "GPU-a"), Offer("nccl", "GPU-b"), Offer("nccl", "GPU-a")]
+    assert choose_backend(wanted, offers[:2]) == Choice("nccl")
+    choice = choose_backend(wanted, offers)
+    assert choice.backend == "gloo"
+    assert "2 share GPU-a" in choice.why
 
 
 def test_nccl_is_refused_where_somebody_lacks_it() -> None:
     with pytest.raises(TransportError, match=r"transport\.backend=nccl.*gloo"):
-        choose_backend("nccl", ["nccl", "gloo"])
+        choose_backend("nccl", [Offer("nccl"), Offer("gloo")])
 
 
 def test_this_machine_can_join_something() -> None:
-    assert available_backend() in ("gloo", "nccl")
+    assert own_offer().backend in ("gloo", "nccl")

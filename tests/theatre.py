@@ -19,6 +19,7 @@ from hpc_es.head.ledger import Ledger
 from hpc_es.head.planning import Tasks
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
+from hpc_es.transport.backends import Offer
 
 BASE_DIGEST = 0xBA5E
 
@@ -96,7 +97,7 @@ class Stage:
         for record in self.records:
             ledger.apply(record)
         self.core = Core(
-            self.config, ledger, Tasks(100, self.config.eval.num_tasks), config_digest="digest", collective="gloo"
+            self.config, ledger, Tasks(100, self.config.eval.num_tasks), config_digest="digest", offer=Offer("gloo")
         )
         self.perform(self.core.start(self.now))
         if ledger.version not in ledger.digests:

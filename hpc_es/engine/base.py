@@ -6,7 +6,7 @@ each time, never restored by subtraction. Weights never change while a request i
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,13 @@ class Engine(ABC):
     @abstractmethod
     async def update(self, commits: Sequence[Commit]) -> None:
         """Apply consecutive commits version+1, version+2, ... in one streaming pass."""
+
+    async def receive(self, version: int, digest: int, buckets: Iterable[memoryview]) -> None:
+        """Arena := what the buckets bring (see hpc_es/params/receive.py); they are iterated over in a thread.
+
+        Errors: as there; the arena is then at theta_0.
+        """
+        raise EngineError(f"{type(self).__name__} keeps no theta that could be received")
 
     @abstractmethod
     async def perturb(self, member: Member | None) -> None:

@@ -6,7 +6,7 @@ of them read.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -18,6 +18,7 @@ from hpc_es.errors import EngineError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
 from hpc_es.params.arena import Arena
+from hpc_es.params.receive import receive
 
 T = TypeVar("T")
 
@@ -40,6 +41,12 @@ class Live(ABC):
     def load(self, checkpoint: Path | None) -> None:
         self.arena.reload(checkpoint)
         self.digest = self.arena.digest()
+
+    def receive(self, version: int, digest: int, buckets: Iterable[memoryview]) -> None:
+        try:
+            receive(self.arena, version, digest, buckets)
+        finally:
+            self.digest = digest if self.arena.version == version else self.arena.base_digest
 
     def update(self, commits: Sequence[Commit]) -> None:
         self.digest = self.arena.apply(commits).digest
@@ -76,6 +83,10 @@ class InProcessEngine(Engine, Generic[LiveT]):
             return
         with self._gate.change("update", writes=False):
             await self._run(self._live.update, commits)
+
+    async def receive(self, version: int, digest: int, buckets: Iterable[memoryview]) -> None:
+        with self._gate.change("receive", writes=False):
+            await self._run(self._live.receive, version, digest, buckets)
 
     async def perturb(self, member: Member | None) -> None:
         with self._gate.change("perturb", writes=True):

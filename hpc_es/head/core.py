@@ -7,24 +7,35 @@ is counted at most once; update u+1 waits for digest u; no commit leaves v befor
 or done. No clock, no I/O: the same core runs in the simulator.
 """
 
-import hashlib
 import math
 
 import msgspec
 
 from hpc_es.config.schema import Config
 from hpc_es.es import subspaces
-from hpc_es.es.records import Commit, EvalId, Result
+from hpc_es.es.records import EvalId, Result
 from hpc_es.head.admission import refusal
 from hpc_es.head.cohort import Cohort, num_orphans, why_null
 from hpc_es.head.crew import Crew, Worker
-from hpc_es.head.events import CheckpointSaved, Event, GroupFailed, GroupUp, Received, StopAsked, Tick, Updated
-from hpc_es.head.instructions import Append, Broadcast, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
+from hpc_es.head.events import (
+    CheckpointSaved,
+    Event,
+    GroupFailed,
+    GroupUp,
+    Received,
+    StopAsked,
+    Tick,
+    TransferEnded,
+    TransferReady,
+    Updated,
+)
+from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Entry, Ledger
+from hpc_es.head.plane import Plane
 from hpc_es.head.planning import Tasks, replacement
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
-from hpc_es.transport.collective import Backend, choose_backend
+from hpc_es.transport.backends import NOTHING, Offer
 from hpc_es.transport.messages import AnyMessage
 
 MAX_REBUILDS = 3
@@ -36,16 +47,14 @@ DRAINED = "drained on request"
 class Core:
     """One run's decisions. `now` is in seconds and never runs backwards."""
 
-    def __init__(
-        self, config: Config, ledger: Ledger, tasks: Tasks, *, config_digest: str, collective: Backend = "none"
-    ):
-        """`collective` is the backend that the head itself can offer."""
+    def __init__(self, config: Config, ledger: Ledger, tasks: Tasks, *, config_digest: str, offer: Offer = NOTHING):
+        """`offer`: what the head itself brings to the collective plane."""
         self.config = config
         self.ledger = ledger
-        self.collective: Backend = collective
         self.config_digest = config_digest
         self.cohort = Cohort(config, ledger, tasks)
         self.crew = Crew()
+        self.plane = Plane(config.transport, self.crew, offer, self.note)
         self.stopping: str | None = None
         self.comes_back = False
         self.notes: list[str] = []
@@ -75,16 +84,22 @@ class Core:
             case Updated(version=version, digest=digest, update_norm=norm, seconds=seconds):
                 self._append(journal.Digested(now, version, digest, norm, seconds))
                 self._check_digests(version)
+                self._open_transfer()
             case CheckpointSaved(version=version):
                 self._saving = False
                 self._append(journal.Checkpointed(now, version))
             case GroupUp(epoch=epoch):
-                self.crew.group_up(epoch)
+                self.plane.group_up(epoch)
             case GroupFailed(epoch=epoch, detail=detail):
-                self._end_epoch(epoch, detail)
+                self.plane.end_epoch(epoch, detail)
+            case TransferReady(calls=calls):
+                self._out += self.plane.call(calls)
+            case TransferEnded(workers=workers, num_bytes=num_bytes, seconds=seconds, error=error):
+                self.plane.end_transfer(workers, num_bytes, seconds, error)
             case Tick():
                 self._expire()
                 self._give_up_orphans()
+                self._open_transfer()
             case StopAsked(reason=reason, comes_back=comes_back):
                 self.stopping = self.stopping or reason
                 self.comes_back = comes_back
@@ -126,7 +141,9 @@ class Core:
                     self._holds(busy, holding)
             case messages.EpochReady(worker=worker, epoch=epoch, ok=ok, detail=detail):
                 if not ok:
-                    self._end_epoch(epoch, f"{worker}: {detail}")
+                    self.plane.end_epoch(epoch, f"{worker}: {detail}")
+            case messages.Arrived():
+                self.plane.arrived(message)
             case messages.Draining(worker=worker, reason=reason):
                 for drained in self.crew.called(worker):
                     self.crew.mark(drained, "draining")
@@ -168,6 +185,7 @@ class Core:
         entry = self.ledger.entries.get(hello.holding) if hello.holding else None
         is_known = entry is not None and entry.state in ("reported", "counted", "discarded")
         self._holds(worker, None if is_known else hello.holding)
+        self.plane.welcome(worker, hello, self.ledger.version)
 
     def _report(self, report: messages.Report) -> None:
         result, now = report.result, self._now
@@ -327,36 +345,15 @@ class Core:
         if self.config.es.mirrored and (orphans := num_orphans(commit)):
             what = f"update {commit.version} has {orphans} members of mirrored pairs without their other half"
             self.note("info", what, "each stays valid on its own")
-        self._announce(commit)
-
-    def _announce(self, commit: Commit) -> None:
-        data = messages.encode_commit(commit)
-        sha256 = hashlib.sha256(data).digest()
-        epoch = self.crew.usable_epoch()
-        with_record = messages.Announce(commit.version, 0, len(data), sha256, data)
-        announced = messages.Announce(commit.version, epoch.number if epoch else 0, len(data), sha256, None)
-        members = set(epoch.workers) if epoch else set()
-        for name in self.crew.workers:
-            self._send(name, announced if name in members else with_record)
-        if epoch is not None:
-            self._out.append(Broadcast(epoch.number, data))
+        self._out += self.plane.announce(commit)
         if commit.version < self.config.run.num_updates:
-            self._open_epoch()
+            self._out += self.plane.change_epoch()
 
-    def _open_epoch(self) -> None:
-        """A new process group when the membership has changed; at most one per commit."""
-        members = self.crew.able_to_meet()
-        offers = [self.collective, *(worker.collective for worker in members)]
-        backend = choose_backend(self.config.transport.backend, offers)
-        names = tuple(worker.name for worker in members)
-        if backend == "none" or not members or self.crew.forms_epoch(names):
-            return
-        epoch = self.crew.new_epoch(names)
-        self._out.append(OpenGroup(epoch.number, names, backend))
-
-    def _end_epoch(self, epoch: int, detail: str) -> None:
-        if self.crew.end_epoch(epoch):
-            self.note("warning", f"epoch {epoch} of the collective plane ended", detail)
+    def _open_transfer(self) -> None:
+        """Between two updates of the arena. Not at once when a worker joins: those who come together share it."""
+        digest = self.ledger.digests.get(self.ledger.version)
+        if self.stopping is None and digest is not None:
+            self._out += self.plane.open_transfer(self.ledger.version, digest)
 
     def _plan(self) -> None:
         self._append(journal.Planned(self._now, self.ledger.version, self.cohort.plan()))

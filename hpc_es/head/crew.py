@@ -1,4 +1,4 @@
-"""The workers that are connected right now, and the epoch of the collective plane that they form.
+"""The workers that are connected right now.
 
 Volatile on purpose: a head that restarts meets its workers anew, through their Hello.
 """
@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hpc_es.es.records import EvalId, Result
-from hpc_es.transport.collective import Backend
+from hpc_es.transport.backends import Offer
 from hpc_es.transport.messages import Hello
 
-WorkerState = Literal["ready", "draining", "rebuilding"]
+WorkerState = Literal["ready", "joining", "draining", "rebuilding"]
+"""joining: theta is on its way to it."""
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Worker:
     name: str
     seat: str
     host: str
-    collective: Backend
+    offer: Offer
     joined_at: float
     seen_at: float
     state: WorkerState = "ready"
@@ -34,21 +35,10 @@ class Worker:
 
 
 @dataclass
-class Epoch:
-    """A process group: the head is rank 0, `workers` follow in order."""
-
-    number: int
-    workers: tuple[str, ...]
-    up: bool = False
-
-
-@dataclass
 class Crew:
     """`state`, `lease` and `dismissal` of a worker change through methods here: so who is idle need not be sought."""
 
     workers: dict[str, Worker] = field(default_factory=dict)
-    epoch: Epoch | None = None
-    num_epochs: int = 0
     num_tokens: int = 0
     _idle: dict[str, Worker] = field(default_factory=dict)
     _dismissed: dict[str, Worker] = field(default_factory=dict)
@@ -58,7 +48,8 @@ class Crew:
         """A new incarnation, or one that introduces itself again."""
         worker = self.workers.get(hello.worker)
         if worker is None:
-            worker = Worker(hello.worker, hello.seat, hello.host, hello.collective, joined_at=now, seen_at=now)
+            offer = Offer(hello.collective, hello.gpu)
+            worker = Worker(hello.worker, hello.seat, hello.host, offer, joined_at=now, seen_at=now)
             self.workers[hello.worker] = worker
             self._seats.setdefault(hello.seat, {})[hello.worker] = worker
         worker.seen_at = now
@@ -134,43 +125,6 @@ class Crew:
         """A good result that will not be used after all."""
         if (worker := self.workers.get(name or "")) is not None:
             worker.seconds_useful -= _seconds(result)
-
-    # --- the collective plane --------------------------------------------------------------------------------
-
-    def usable_epoch(self) -> Epoch | None:
-        """The epoch if its group is up and all its members are still connected; else it is over."""
-        epoch = self.epoch
-        if epoch is None or not epoch.up:
-            return None
-        if not all(name in self.workers for name in epoch.workers):
-            self.epoch = None
-            return None
-        return epoch
-
-    def able_to_meet(self) -> list[Worker]:
-        """Who can join a process group, in a fixed order."""
-        able = (worker for worker in self.workers.values() if worker.collective != "none")
-        return sorted(able, key=lambda worker: worker.name)
-
-    def forms_epoch(self, names: tuple[str, ...]) -> bool:
-        """Whether the present epoch, up or on its way, consists of just these."""
-        return self.epoch is not None and self.epoch.workers == names
-
-    def new_epoch(self, names: tuple[str, ...]) -> Epoch:
-        self.num_epochs += 1
-        self.epoch = Epoch(self.num_epochs, names)
-        return self.epoch
-
-    def group_up(self, number: int) -> None:
-        if self.epoch is not None and self.epoch.number == number:
-            self.epoch.up = True
-
-    def end_epoch(self, number: int) -> bool:
-        """True when that was the present epoch."""
-        if self.epoch is None or self.epoch.number != number:
-            return False
-        self.epoch = None
-        return True
 
 
 def _seconds(result: Result) -> float:

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from hpc_es.transport.messages import AnyMessage
+from hpc_es.transport.messages import AnyMessage, OpenTransfer
 
 
 class Received(Struct, frozen=True, gc=False):
@@ -33,6 +33,21 @@ class GroupFailed(Struct, frozen=True, gc=False):
     detail: str
 
 
+class TransferReady(Struct, frozen=True, gc=False):
+    """The arena's thread has come to the transfer, and waits for those who are called."""
+
+    calls: dict[str, OpenTransfer]
+
+
+class TransferEnded(Struct, frozen=True, gc=False):
+    """`workers` were sent theta; or nobody was, and `error` says why."""
+
+    workers: tuple[str, ...]
+    num_bytes: int
+    seconds: float
+    error: str = ""
+
+
 class Tick(Struct, frozen=True, gc=False):
     """Time has passed."""
 
@@ -43,4 +58,4 @@ class StopAsked(Struct, frozen=True, gc=False):
     """A head of this run will start again elsewhere: the workers are not sent home."""
 
 
-Event = Received | Updated | CheckpointSaved | GroupUp | GroupFailed | Tick | StopAsked
+Event = Received | Updated | CheckpointSaved | GroupUp | GroupFailed | TransferReady | TransferEnded | Tick | StopAsked

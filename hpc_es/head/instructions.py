@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from hpc_es.es.records import Commit
 from hpc_es.store.records import AnyRecord
-from hpc_es.transport.collective import Backend
+from hpc_es.transport.backends import Backend
 from hpc_es.transport.messages import AnyMessage
 
 
@@ -52,10 +52,21 @@ class Broadcast(Struct, frozen=True, gc=False):
     data: bytes
 
 
+class Transfer(Struct, frozen=True, gc=False):
+    """Send the arena, which then stands at `version`, to these; answered by TransferReady and TransferEnded, or by
+    TransferEnded alone."""
+
+    number: int
+    workers: tuple[str, ...]
+    backend: Backend
+    version: int
+    digest: int
+
+
 class Exit(Struct, frozen=True, gc=False):
     reason: str
     finished: bool
     failed: bool
 
 
-Instruction = Append | Send | Update | SaveCheckpoint | OpenGroup | Broadcast | Exit
+Instruction = Append | Send | Update | SaveCheckpoint | OpenGroup | Broadcast | Transfer | Exit

@@ -21,11 +21,32 @@ from typing import Any
 from hpc_es import __version__
 from hpc_es.config.load import config_digest, load, refuse_another
 from hpc_es.config.schema import Config
-from hpc_es.errors import ConfigError, StoreError, Superseded, VerifyError
+from hpc_es.errors import ConfigError, StoreError, Superseded, TransportError, VerifyError
 from hpc_es.es.records import Commit
 from hpc_es.head.core import Core
-from hpc_es.head.events import CheckpointSaved, Event, GroupFailed, GroupUp, Received, StopAsked, Tick, Updated
-from hpc_es.head.instructions import Append, Broadcast, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
+from hpc_es.head.events import (
+    CheckpointSaved,
+    Event,
+    GroupFailed,
+    GroupUp,
+    Received,
+    StopAsked,
+    Tick,
+    TransferEnded,
+    TransferReady,
+    Updated,
+)
+from hpc_es.head.instructions import (
+    Append,
+    Broadcast,
+    Exit,
+    Instruction,
+    OpenGroup,
+    SaveCheckpoint,
+    Send,
+    Transfer,
+    Update,
+)
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.status import Anchor, status
 from hpc_es.head.tasks import count_tasks
@@ -37,7 +58,8 @@ from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import Hdf5Writer
 from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.transport.address import resolve_host
-from hpc_es.transport.collective import Backend, EpochFailed, EpochUp, HeadCollective, available_backend
+from hpc_es.transport.backends import NOTHING, choose_backend, own_offer
+from hpc_es.transport.collective import EpochFailed, EpochUp, HeadCollective
 from hpc_es.transport.control import HeadServer
 from hpc_es.transport.messages import AnyMessage, DrainRequest, Leave, StatusRequest, StopRequest
 
@@ -108,11 +130,15 @@ class Head:
         restored = restore(self.arena, paths, ledger)
         host = resolve_host(config.transport, local)
         self.server = HeadServer(paths, self.journal.generation, config.run.name, host)
-        offer: Backend = "none" if config.transport.backend == "none" else available_backend()
+        transport = config.transport
+        offer = NOTHING if transport.backend == "none" else own_offer()
+        choose_backend(transport.backend, [offer])  # what the head itself lacks is told before anyone waits for it
         self.collective = None
-        if offer != "none":
-            self.collective = HeadCollective(host, config.transport.collective_timeout, self._collective_event)
-        self.core = Core(config, ledger, tasks, config_digest=config_digest(config), collective=offer)
+        if offer.backend != "none":
+            self.collective = HeadCollective(
+                host, transport.collective_timeout, self._collective_event, transport.interface
+            )
+        self.core = Core(config, ledger, tasks, config_digest=config_digest(config), offer=offer)
         self.anchor = Anchor(config.run.name, self.journal.generation, self.clock(), ledger.version)
         if restored is not None:
             self._post(restored)
@@ -211,6 +237,8 @@ class Head:
                 case OpenGroup(epoch=epoch, workers=workers, backend=backend) if self.collective is not None:
                     for worker, call in self.collective.open(epoch, workers, backend).items():
                         self.server.send(worker.encode(), call)
+                case Transfer():
+                    self._in_arena(self._transfer, instruction)
                 case Update(commit=commit):
                     self._in_arena(self._update, commit)
                 case SaveCheckpoint(version=version):
@@ -228,6 +256,19 @@ class Head:
         checkpoint.write(self.paths, self.arena, self.core.ledger.digests[version])
         checkpoint.prune(self.paths, self.config.checkpoint.keep)
         return CheckpointSaved(version)
+
+    def _transfer(self, transfer: Transfer) -> Event:
+        """theta to workers that join. It stands still meanwhile: the next update waits, commits do not."""
+        assert self.collective is not None
+        assert self.arena.version == transfer.version
+        memory = self.arena.memory.data.cast("B")
+        try:
+            sending = self.collective.sending(transfer.number, transfer.workers, transfer.backend)
+            self._post(TransferReady(sending.calls(transfer.version, transfer.digest, len(memory))))
+            sent = sending.send(memory)
+        except TransportError as error:
+            return TransferEnded((), 0, 0.0, str(error))
+        return TransferEnded(sent.workers, sent.num_bytes, sent.seconds)
 
     def _in_arena(self, job: Any, argument: Any) -> None:
         def done(future: Future[Event]) -> None:

@@ -4,11 +4,14 @@ Invariant: on a cluster it is one that other nodes can reach; 127.0.0.1 only whe
 """
 
 import fcntl
+import logging
 import socket
 import struct
 
 from hpc_es.config.schema import TransportConfig
 from hpc_es.errors import TransportError
+
+log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
@@ -33,6 +36,18 @@ def address_towards(host: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # a datagram socket: this sends nothing, it only picks the route
         return str(probe.getsockname()[0])
+
+
+def address_for_peers(host: str, interface: str | None) -> str:
+    """Where this machine is reached by others of a group whose head is at `host`: the address of `interface`, else (or
+    where this machine has no such interface) the one on the way to the head. Errors: OSError when there is no way.
+    """
+    if interface is not None:
+        try:
+            return _address_of_interface(interface)
+        except TransportError as error:
+            log.warning("%s; taking the address on the way to %s", error, host)
+    return address_towards(host)
 
 
 def _address_of_host(host: str, local: bool) -> str:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from hpc_es.errors import TransportError
 from hpc_es.es.records import Assignment, Commit, EvalId, Result
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Message(Struct, frozen=True, tag=True, gc=False):
@@ -40,6 +40,10 @@ class Hello(Message, frozen=True):
     """Backend of the collective plane that this worker can join."""
     draining: bool = False
     """It takes no work, as after Draining."""
+    gpu: str = ""
+    """UUID of the GPU that its NCCL groups use."""
+    version: int = 0
+    """Of theta in its arena."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -85,6 +89,15 @@ class EpochReady(Message, frozen=True):
 
     worker: str
     epoch: int
+    ok: bool
+    detail: str = ""
+
+
+class Arrived(Message, frozen=True):
+    """The worker has theta from a transfer (or has not, and goes by checkpoint and journal)."""
+
+    worker: str
+    number: int
     ok: bool
     detail: str = ""
 
@@ -170,6 +183,21 @@ class OpenEpoch(Message, frozen=True):
     store_port: int
 
 
+class OpenTransfer(Message, frozen=True):
+    """Come to transfer `number` and take theta_version from the head's arena, in buckets."""
+
+    number: int
+    place: int
+    """Among those who are called."""
+    backend: str
+    store_host: str
+    store_port: int
+    version: int
+    digest: int
+    num_bytes: int
+    bucket_bytes: int
+
+
 class Rebuild(Message, frozen=True):
     """Your digest differs: drop your arena and build it again from a checkpoint and the journal."""
 
@@ -190,7 +218,7 @@ class WorkerStatus(Struct, frozen=True):
     seat: str
     host: str
     state: str
-    """idle, busy, draining or rebuilding."""
+    """idle, busy, joining, draining or rebuilding."""
     version: int
     busy_share: float
     useful_share: float
@@ -230,6 +258,7 @@ AnyMessage = (
     | Draining
     | Fetch
     | EpochReady
+    | Arrived
     | Goodbye
     | StatusRequest
     | StopRequest
@@ -242,6 +271,7 @@ AnyMessage = (
     | Announce
     | Records
     | OpenEpoch
+    | OpenTransfer
     | Rebuild
     | Leave
     | Status

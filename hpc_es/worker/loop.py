@@ -29,9 +29,11 @@ from hpc_es.params.catch_up import full_work
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.transport import messages
-from hpc_es.transport.collective import Backend, WorkerCollective, available_backend, sha256
+from hpc_es.transport.backends import NOTHING, own_offer
+from hpc_es.transport.collective import WorkerCollective, sha256
 from hpc_es.transport.control import HeadClient
 from hpc_es.transport.secrets import load_secrets
+from hpc_es.worker.arrival import Arrival
 from hpc_es.worker.budget import Budget
 from hpc_es.worker.catch_up import CatchUp, Pending
 from hpc_es.worker.rollout import Player
@@ -140,8 +142,9 @@ class Worker:
         self._side_jobs: set[asyncio.Task[None]] = set()
         self._probed = 0
         self._inbox: asyncio.Queue[messages.AnyMessage | Ended | BaseException] = asyncio.Queue()
-        self._offer: Backend = "none" if config.transport.backend == "none" else available_backend()
-        self._collective = WorkerCollective(config.transport.collective_timeout)
+        self._offer = NOTHING if config.transport.backend == "none" else own_offer()
+        self._collective = WorkerCollective(config.transport.collective_timeout, config.transport.interface)
+        self._arrival = Arrival(engine, config.transport, self._tell_arrived)
         self._in_collective = asyncio.Lock()  # its calls block and take turns, in the order of the head's messages
 
     async def run(self) -> Ended:
@@ -178,6 +181,7 @@ class Worker:
                     return ended
         finally:
             await self._abandon("the worker ends")
+            await self._arrival.end()
             await asyncio.to_thread(self.client.flush, FAREWELL_S)
             self.client.send(messages.Goodbye(self.name, "the worker ends"))
             self.client.close()
@@ -197,9 +201,12 @@ class Worker:
                 self.pending.keep(commits)
             case messages.OpenEpoch():
                 self._beside(self._join(message))
+            case messages.OpenTransfer():
+                self._take_theta(message)
             case messages.Rebuild(version=version):
                 log.error("the head found other bits at version %d: rebuilding the arena", version)
                 await self._abandon("the arena is being rebuilt")
+                await self._arrival.end()
                 await self.engine.load(None)
                 self.client.send(self._hello())
             case messages.Leave(reason=reason, finished=finished, drained=drained):
@@ -223,7 +230,9 @@ class Worker:
             facts=facts,
             holding=self._holding,
             draining=self._draining,
-            collective=self._offer,
+            collective=self._offer.backend,
+            gpu=self._offer.gpu,
+            version=self.engine.version,
         )
 
     # --- commits --------------------------------------------------------------------------------------------
@@ -249,6 +258,15 @@ class Worker:
 
     def _fetch(self, first: int, last: int) -> None:
         self.client.send(messages.Fetch(self.name, first, last))
+
+    def _take_theta(self, call: messages.OpenTransfer) -> None:
+        if self._evaluation is None or self._evaluation.done():
+            self._arrival.begin(call).add_done_callback(self._surface)
+        else:
+            self._tell_arrived(call, "an evaluation is running")
+
+    def _tell_arrived(self, call: messages.OpenTransfer, trouble: str) -> None:
+        self.client.send(messages.Arrived(self.name, call.number, not trouble, trouble))
 
     async def _join(self, opening: messages.OpenEpoch) -> None:
         try:
@@ -280,6 +298,7 @@ class Worker:
     async def _evaluate(self, assignment: Assignment) -> None:
         """Measure one member and report. An engine that fails ends the worker, not the evaluation."""
         started = time.monotonic()
+        await self._arrival.settled()
         await self._probe_if_due(assignment.version)
         await self.catch_up.go_to(assignment.version)
         updated = time.monotonic()
