@@ -92,6 +92,12 @@ class Durations:
         seconds = max(num_versions, 1) * self._draw(each, "catch up", *_key(eval_id))
         return seconds + self.costs.load * load
 
+    @property
+    def usual_catch_up(self) -> float:
+        """The median of bringing an arena forward by one version, which is all that a worker can reckon with."""
+        each = self.costs.catch_up
+        return each if isinstance(each, (int, float)) else each(0.5)
+
     def dispatch(self, eval_id: EvalId) -> float:
         return self._draw(self.costs.dispatch, "dispatch", *_key(eval_id))
 

@@ -34,8 +34,6 @@ from hpc_es.transport import messages
 
 NEVER_S = 1e15
 TICK_S = 0.5
-CHECKPOINT_WORTH = 2
-"""As in the worker: commits that a checkpoint must save before it is loaded."""
 MAX_LOSSES = 100
 """Evaluations lost per worker and member without a commit before the simulation gives up."""
 
@@ -250,7 +248,8 @@ class Simulation:
         """Bring the worker's arena to the version, as workers do; how long it takes."""
         version = eval_id.version
         newest = max(saved for saved in self._checkpoints if saved <= version)
-        load = worker.version > version or newest - worker.version >= CHECKPOINT_WORTH
+        replaying_takes = (newest - worker.version) * self.durations.usual_catch_up
+        load = worker.version > version or replaying_takes > self.durations.costs.load
         num_missed = version - (newest if load else worker.version)
         worker.version = version
         return self.durations.catch_up(eval_id, num_missed, load=load)

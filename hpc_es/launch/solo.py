@@ -19,10 +19,10 @@ from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
 from hpc_es.errors import ConfigError, DigestMismatch, StoreError
 from hpc_es.es.records import Assignment, Commit, EvalId, Member, Result
-from hpc_es.params import checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
+from hpc_es.worker.catch_up import CatchUp
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import Trajectory
 
@@ -96,6 +96,7 @@ class Solo:
         config = recorded.config
         self._recorded, self.engine = recorded, engine
         self._player = Player(config, engine, lambda kind: envs.make_for(config, kind), keep)
+        self._catch_up = CatchUp(engine, recorded.paths, known=recorded.commits, obtain=self._commits)
         self._seconds_update = self._seconds_perturb = 0.0
 
     @classmethod
@@ -133,25 +134,13 @@ class Solo:
         )
 
     async def _go_to(self, version: int) -> None:
+        await self._catch_up.go_to(version)
         engine, recorded = self.engine, self._recorded
-        starts = checkpoint.starts(recorded.paths, version)
-        nearest = starts[0][0] if starts else 0
-        if not nearest <= engine.version <= version:
-            await self._load(starts)
-        await engine.update([recorded.commits[v] for v in range(engine.version + 1, version + 1)])
         if engine.digest != recorded.digests[version]:
             raise DigestMismatch(
                 f"theta_{version} was rebuilt with digest {engine.digest:016x}, the journal has "
                 f"{recorded.digests[version]:016x}: `hpc-es verify {recorded.paths.root}` shows where the bits part"
             )
 
-    async def _load(self, starts: list[tuple[int, Path]]) -> None:
-        """The first of these checkpoints that is intact, else the base model."""
-        for _, folder in starts:
-            try:
-                await self.engine.load(folder)
-            except StoreError as error:
-                checkpoint.pass_over(error)
-            else:
-                return
-        await self.engine.load(None)
+    async def _commits(self, versions: range) -> list[Commit]:
+        return [self._recorded.commits[version] for version in versions]

@@ -57,9 +57,9 @@ class CatchUp:
     """Takes one engine from version to version, the cheapest way."""
 
     def __init__(
-        self, engine: Engine, paths: RunPaths, *, known: Mapping[int, Commit], obtain: Obtain, usual_work: float
+        self, engine: Engine, paths: RunPaths, *, known: Mapping[int, Commit], obtain: Obtain, usual_work: float = 0.0
     ) -> None:
-        """`known`: the commits that are here; any other is taken to be worth `usual_work`."""
+        """`known`: the commits that are here already; any other is taken to be worth `usual_work`."""
         self._engine, self._paths = engine, paths
         self._known, self._obtain, self._usual_work = known, obtain, usual_work
         self._measured = Measured(engine.info.seconds_to_load)
@@ -69,23 +69,28 @@ class CatchUp:
 
         Errors: ModelError when the base model has changed.
         """
-        began, engine = time.monotonic(), self._engine
+        here = self._engine.version
         folders: dict[int, Path | None] = {0: None, **dict(checkpoint.starts(self._paths, version))}
-        left, here = engine.version, engine.version if engine.version <= version else None
-        has_choice = here is None or max(folders) > here
+        if max(folders) <= here <= version:
+            await self._apply(range(here + 1, version + 1))
+        else:
+            await self._choose(here, version, folders)
+
+    async def _choose(self, here: int, version: int, folders: dict[int, Path | None]) -> None:
+        """`folders`: what can be loaded, by version; None: the base model."""
+        began, start = time.monotonic(), here if here <= version else None
         while True:
-            best, *others = ways(here, version, folders, self._work_of, self._measured.costs)
-            if has_choice:
-                log.info("theta_%d to theta_%d %s; %s", left, version, best, "; ".join(map(str, others)) or "no other")
-            if best.load is None or await self._load(folders.pop(best.load)):
+            best, *others = ways(start, version, folders, self._work_of, self._measured.costs)
+            rest = ", ".join(map(str, others)) or "nothing"
+            log.info("theta_%d to theta_%d: %s (other ways: %s)", here, version, best, rest)
+            if best.load is None:
+                self._measured.load_lost()
                 break
-            here = None  # what a failed load leaves behind is no version
-        if best.load is None and has_choice:
-            self._measured.load_lost()
-        if best.commits:
-            await self._apply(await self._obtain(best.commits))
-        if has_choice:
-            log.info("theta_%d reached after %.2g s", version, time.monotonic() - began)
+            if await self._load(folders.pop(best.load)):
+                break
+            start = None  # what a failed load leaves behind is no version
+        await self._apply(best.commits)
+        log.info("theta_%d reached after %.2g s", version, time.monotonic() - began)
 
     def _work_of(self, version: int) -> float:
         commit = self._known.get(version)
@@ -102,7 +107,10 @@ class CatchUp:
         self._measured.loaded(time.monotonic() - began)
         return True
 
-    async def _apply(self, commits: Sequence[Commit]) -> None:
+    async def _apply(self, versions: range) -> None:
+        if not versions:
+            return
+        commits = await self._obtain(versions)
         began = time.monotonic()
         await self._engine.update(commits)
         self._measured.applied(sum(map(work, commits)), time.monotonic() - began)
