@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from hpc_es import __version__
-from hpc_es.cli import env, episodes, evaluate, probe, report, retention, simulate, slurm, study
+from hpc_es.cli import env, episodes, evaluate, plan, probe, report, retention, simulate, slurm, study
 from hpc_es.cli.arguments import (
     EXIT_FAILED,
     EXIT_MISTAKE,
@@ -237,6 +237,7 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
 evaluate.add_commands(app)
 slurm.add_commands(app)
 simulate.add_commands(app)
+plan.add_commands(app)
 probe.add_commands(app)
 study.add_commands(app)
 report.add_commands(app)

@@ -1,0 +1,98 @@
+"""What a run will need before it is made: memory, bytes on the wire, seconds, GPU-hours and FLOPs.
+
+From a configuration, the shape of a model, the length of an episode and stated assumptions. Invariant: the wall-clock
+is that of the simulator, given the seconds computed here, so `hpc-es simulate CONFIG --durations PLAN.durations` says
+the same.
+"""
+
+import math
+from dataclasses import dataclass
+
+from hpc_es.analysis.accounts import Simulated
+from hpc_es.analysis.durations import parse
+from hpc_es.analysis.plan.assumptions import GPUS, Assumptions, assume
+from hpc_es.analysis.plan.compute import Compute, compute
+from hpc_es.analysis.plan.memory import Memory, memory
+from hpc_es.analysis.plan.phases import Phases, head_has_gpu, phases
+from hpc_es.analysis.plan.shape import Shape, shape_of
+from hpc_es.analysis.plan.tokens import Tokens
+from hpc_es.analysis.plan.wire import Wire, wire
+from hpc_es.analysis.simulate import simulate
+from hpc_es.config.schema import Config
+from hpc_es.errors import ConfigError
+
+__all__ = ["GPUS", "Assumptions", "Plan", "Shape", "Tokens", "assume", "make_plan", "shape_of"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    num_workers: int
+    shape: Shape
+    tokens: Tokens
+    memory: Memory
+    wire: Wire
+    phases: Phases
+    compute: Compute
+    durations: str
+    """The same seconds, as `hpc-es simulate --durations` takes them."""
+    simulated: Simulated
+    num_gpus: int
+    """Of all workers, and of a head that uses one."""
+
+    @property
+    def gpu_hours_per_update(self) -> float:
+        """Between the first lease and the last commit, evaluations on held-out tasks included."""
+        return self.num_gpus * self.simulated.seconds_per_update / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """From the start of the jobs to the end of the run."""
+        return self.num_gpus * self.simulated.total_s / 3600
+
+
+def make_plan(
+    config: Config, shape: Shape, tokens: Tokens, assumed: Assumptions, *, num_workers: int, seed: int = 0
+) -> Plan:
+    """Errors: ConfigError for an engine that has no weights here; RunFailed when the run cannot come to its end, say
+    because an evaluation outlasts transport.lease_timeout."""
+    if config.engine.kind == "endpoint":
+        raise ConfigError("engine.kind=endpoint has no weights here, so there is no run to plan; take vllm")
+    needs = memory(config, shape, assumed)
+
+    def phases_of(num_episodes: int) -> Phases:
+        return phases(config, shape, tokens, needs.gpu, assumed, num_episodes=num_episodes)
+
+    takes = phases_of(config.es.tasks_per_member)
+    batch = min(config.eval.batch or config.es.tasks_per_member, max(config.eval.num_tasks, 1))
+    durations = _durations(takes, phases_of(batch).evaluation / takes.evaluation, assumed)
+    return Plan(
+        num_workers=num_workers,
+        shape=shape,
+        tokens=tokens,
+        memory=needs,
+        wire=wire(config, shape, tokens, num_workers=num_workers),
+        phases=takes,
+        compute=compute(config, shape, tokens, assumed),
+        durations=durations,
+        simulated=simulate(
+            config, parse(durations, population=config.es.population, seed=seed), num_workers=num_workers
+        ),
+        num_gpus=(num_workers * config.engine.tensor_parallel + head_has_gpu(config, assumed)) * assumed.has_gpu,
+    )
+
+
+def _durations(takes: Phases, eval_factor: float, assumed: Assumptions) -> str:
+    """Lognormal evaluations with the planned mean."""
+    variance = math.log1p(assumed.evaluation_cv**2)
+    values = {
+        "median": takes.evaluation / math.exp(variance / 2),
+        "sigma": math.sqrt(variance),
+        "eval": eval_factor,
+        "update": takes.catch_up,
+        "dispatch": assumed.message_s,
+        "report": assumed.message_s,
+        "start": assumed.start_s,
+        "head_update": takes.head_update,
+        "checkpoint": takes.checkpoint,
+    }
+    return "lognormal:" + ",".join(f"{key}={value:.6g}" for key, value in values.items())

@@ -1,0 +1,82 @@
+"""What a plan knows of a model: how many parameters, and what a token costs in the KV cache.
+
+From the model's folder where it is on this machine (headers only, no torch), else from numbers that are given.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_es.config.schema import ModelConfig
+from hpc_es.errors import ConfigError
+from hpc_es.params.layout import lay_out
+from hpc_es.params.weights import read_config, text_config
+
+
+@dataclass(frozen=True)
+class Shape:
+    parameters: float
+    """P, of the checkpoint."""
+    trained: float
+    """Parameters in the scope of model.include and model.exclude."""
+    active: float
+    """Parameters that one token passes through: what compute is counted with."""
+    kv_elements: int | None
+    """Numbers per token in the KV cache, over all layers; None where no config.json says it."""
+    kv_heads: int | None
+    """Over so many ranks at most the cache is cut; further ones hold copies."""
+    source: str
+
+
+def shape_of(
+    model: ModelConfig, *, parameters: float | None = None, active: float | None = None, described: Path | None = None
+) -> Shape:
+    """`parameters`, `active`: given numbers. `described`: a config.json, or a folder with one, in model.path's place.
+
+    Errors: ConfigError when P is neither given nor to be read; ModelError for a folder that cannot be used.
+    """
+    folder = Path(model.path)
+    config = _config(described) if described else read_config(folder) if (folder / "config.json").is_file() else None
+    if parameters is not None:
+        trained, source = parameters, "given"
+    elif folder.is_dir():
+        slots = lay_out(folder, model.include, model.exclude)
+        parameters = sum(slot.stored.size for slot in slots)
+        trained, source = sum(slot.stored.size for slot in slots if slot.trained), f"of {folder}"
+    else:
+        raise ConfigError(
+            f"model.path={folder} is not on this machine: say how many parameters it has, --parameters 4.5e9, and "
+            "where its config.json is, --model-config FILE, for its KV cache"
+        )
+    if active is not None and active > parameters:
+        raise ConfigError(f"--active-parameters {active:g} must be at most the {parameters:g} of the whole model")
+    kv_elements, kv_heads = _kv(config) if config else (None, None)
+    return Shape(parameters, trained, active or parameters, kv_elements, kv_heads, source)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        return read_config(path)
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model-config {path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"--model-config {path}: must hold an object, as a Hugging Face config.json does")
+    return config
+
+
+def _kv(config: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Keys and values of every layer that attends to all tokens. Layers with a bounded state (linear attention, Mamba)
+    count as nothing, those with a window as if they had none."""
+    config = text_config(config) or config
+    try:
+        layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        width = int(config.get("head_dim") or config["hidden_size"] // heads)
+        kinds = [str(kind) for kind in config.get("layer_types") or ()]
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None, None
+    attending = sum(kind.endswith("attention") and not kind.startswith("linear") for kind in kinds) or layers
+    return 2 * attending * kv_heads * width, kv_heads

@@ -1,0 +1,294 @@
+"""The command `plan`: memory, bytes on the wire, seconds, GPU-hours and FLOPs of a run, before it is made."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpc_es.cli.arguments import ConfigFile, Json, Overrides, load_config, plural
+from hpc_es.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hpc_es.analysis.plan import Assumptions, Plan, Tokens
+    from hpc_es.config import Config
+
+Line = tuple[str, str, str]
+"""What, how much, and why."""
+Section = tuple[str, list[Line]]
+
+MAX_WORKERS = 100_000
+GIB = 2**30
+NAME_WIDTH, NUMBER_WIDTH = 25, 10
+"""So that the tables stand in line."""
+SHOWN_FROM = 0.0005
+"""Of shares, as they are rounded."""
+SITE = typer.Option("--site", metavar="FILE", help="What differs between clusters.")
+
+
+def add_commands(app: typer.Typer) -> None:
+    app.command()(plan)
+
+
+def plan(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    gpu: Annotated[
+        str, typer.Option(help="h100, a100-80, ...; or a YAML file with its numbers (see the README).")
+    ] = "h100",
+    workers: Annotated[int | None, typer.Option(help="Default: slurm.workers.")] = None,
+    tokens_per_episode: Annotated[
+        float | None, typer.Option(help="L: prompts and answers of all turns, as computed (without cached prefixes).")
+    ] = None,
+    tokens_in: Annotated[float | None, typer.Option(help="Of it in prompts.")] = None,
+    tokens_out: Annotated[float | None, typer.Option(help="Of it in answers.")] = None,
+    turns: Annotated[float | None, typer.Option(help="Per episode; default: what the task allows.")] = None,
+    like: Annotated[Path | None, typer.Option(metavar="RUN", help="Episodes are as long as in this run.")] = None,
+    parameters: Annotated[
+        float | None, typer.Option(help="P, e.g. 4.5e9; default: those of the model in model.path.")
+    ] = None,
+    active_parameters: Annotated[
+        float | None, typer.Option(help="P that a token passes through (mixture of experts, vision); default: all.")
+    ] = None,
+    model_config: Annotated[
+        Path | None, typer.Option(help="A config.json, where model.path is elsewhere: for the KV cache.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another assumption, e.g. prefill_share=0.3.")
+    ] = None,
+    site: Annotated[Path | None, SITE] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the evaluations' durations.")] = 0,
+    json: Json = False,
+) -> None:
+    """Predict memory, bytes on the wire, seconds per phase, GPU-hours and FLOPs, from stated assumptions."""
+    from hpc_es.analysis.plan import assume, make_plan, shape_of
+    from hpc_es.cli.output import console, print_json
+
+    settings = load_config(config, overrides, site)
+    num_workers = settings.slurm.workers if workers is None else workers
+    if not 0 < num_workers <= MAX_WORKERS:
+        raise ConfigError(f"--workers {num_workers}: must be a whole number from 1 to {MAX_WORKERS}")
+    lengths = {"per_episode": tokens_per_episode, "prompt": tokens_in, "answer": tokens_out, "turns": turns}
+    for name, value in {**lengths, "parameters": parameters, "active-parameters": active_parameters}.items():
+        if value is not None and not 0 < value < 1e15:
+            raise ConfigError(f"{name}={value:g} must be a number above 0")
+    assumed = assume(gpu, changes or ())
+    shape = shape_of(settings.model, parameters=parameters, active=active_parameters, described=model_config)
+    tokens = _tokens(settings, like, lengths, assumed)
+    made = make_plan(settings, shape, tokens, assumed, num_workers=num_workers, seed=seed)
+    if json:
+        print_json({"config": str(config), "gpu": gpu, **_facts(made), "assumptions": assumed.model_dump()})
+        return
+    out = console()
+    out.print(_headline(settings, made, gpu), markup=False)
+    for title, lines in _sections(settings, made, assumed):
+        out.print()
+        out.print(_table(title, lines))
+    out.print()
+    command = (
+        f"hpc-es simulate {config} {' '.join(overrides or ())} --workers {num_workers} --durations {made.durations}"
+    )
+    out.print(f"the same wall-clock, other modes: {command}", style="dim", markup=False)
+
+
+def _tokens(
+    settings: "Config", like: Path | None, lengths: dict[str, float | None], assumed: "Assumptions"
+) -> "Tokens":
+    from hpc_es.analysis.plan.tokens import given, measured
+    from hpc_es.store import read
+
+    if like is None:
+        return given(settings, answer_share=assumed.answer_share, **lengths)
+    if any(value is not None for value in lengths.values()):
+        raise ConfigError(
+            "--like RUN says how long an episode is: leave out --tokens-per-episode, -in, -out and --turns"
+        )
+    return measured(read(like))
+
+
+def _facts(made: "Plan") -> dict[str, Any]:
+    """All fields, and what follows from them."""
+    memory = made.memory.gpu
+    facts = dataclasses.asdict(made)
+    facts["memory"]["gpu"] |= {"fixed": memory.fixed, "total": memory.total, "fits": memory.fits}
+    facts["phases"]["evaluation"] = made.phases.evaluation
+    facts["compute"] |= {
+        "ratio_per_update": made.compute.ratio_per_update,
+        "ratio_in_all": made.compute.ratio_in_all,
+    }
+    return facts | {
+        "seconds_per_update": made.simulated.seconds_per_update,
+        "gpu_hours_per_update": made.gpu_hours_per_update,
+        "gpu_hours": made.gpu_hours,
+    }
+
+
+def _headline(settings: "Config", made: "Plan", gpu: str) -> str:
+    es, ranks = settings.es, settings.engine.tensor_parallel
+    each = f"{ranks} x {gpu}" if ranks > 1 else gpu
+    return (
+        f"{settings.run.name}: {made.num_workers} workers of {each}; {settings.run.num_updates} updates of "
+        f"{es.population} members x {es.tasks_per_member} episodes, {made.simulated.mode}; {made.shape.parameters:.4g} "
+        f"parameters ({made.shape.source}), L = {made.tokens.total:,.0f} tokens ({made.tokens.prompt:,.0f} + "
+        f"{made.tokens.answer:,.0f}, {made.tokens.turns:g} turns; {made.tokens.source})"
+    )
+
+
+def _sections(settings: "Config", made: "Plan", assumed: "Assumptions") -> Iterator[Section]:
+    yield "GPU memory of a rank" if assumed.has_gpu else "memory of an engine", _gpu_lines(settings, made)
+    yield "memory of a job, disk", _host_lines(settings, made)
+    yield "network", _wire_lines(settings, made, assumed)
+    yield "seconds", _phase_lines(settings, made)
+    yield "run", _run_lines(made)
+    yield "FLOPs", _compute_lines(made, assumed)
+    fields, values = type(assumed).model_fields, assumed.model_dump()
+    yield "assumptions (--set)", [(name, _number(values[name]), fields[name].description or "") for name in fields]
+
+
+def _gpu_lines(settings: "Config", made: "Plan") -> list[Line]:
+    memory, gpu = made.memory, made.memory.gpu
+    lines: list[Line] = [("weights", _gib(gpu.weights), settings.model.dtype)]
+    if gpu.staging or gpu.reserve:
+        hint = f"; {memory.to_device} would leave room for it here" if memory.to_device else ""
+        where = "and the optimiser's state, in float32" if gpu.theta else f"in the host's memory{hint}"
+        lines += [
+            ("theta", _gib(gpu.theta), where),
+            ("staging", _gib(gpu.staging), "members are written through it"),
+            ("reserve", _gib(gpu.reserve), "context, activations, graphs"),
+        ]
+    held = "--model-config FILE would say for how many tokens"
+    if gpu.sequences is not None:
+        length = settings.engine.max_model_len
+        held = f"{gpu.sequences:,.1f} sequences of {length:,} tokens; {gpu.sequences_wanted} are wanted"
+    verdict = "fits" if gpu.is_ample else "fits, though episodes may wait for room" if gpu.fits else "DOES NOT FIT"
+    if memory.remedies:
+        verdict += f"; {'room for all' if gpu.fits else 'it would'} with {' or '.join(memory.remedies)}"
+    lines.append(("KV cache", _gib(gpu.kv_cache), held))
+    lines.append(("in all", _gib(gpu.total), f"of {_gib(gpu.available)}: {verdict}"))
+    return lines
+
+
+def _host_lines(settings: "Config", made: "Plan") -> list[Line]:
+    memory, per_update = made.memory, made.wire.journal_per_update
+    arena = _gib(memory.arena)
+    return [
+        ("a worker", _gib(memory.worker_job), f"an arena of {arena}, which its ranks share, and its processes"),
+        ("the head", _gib(memory.head_job), f"an arena of {arena}, and its process"),
+        ("checkpoints", _gib(memory.checkpoints), f"the newest {settings.checkpoint.keep}, and one being written"),
+        ("journal", _bytes(per_update * settings.run.num_updates), f"{_bytes(per_update)} per update"),
+        ("full fine-tuning", _gib(memory.training), "for comparison: without activations, over all its GPUs"),
+    ]
+
+
+def _wire_lines(settings: "Config", made: "Plan", assumed: "Assumptions") -> list[Line]:
+    wire, beat = made.wire, settings.transport.heartbeat
+    update = f"record {_bytes(wire.record)}, announcement {_bytes(wire.announcement)}, whatever the model's size"
+    evaluation = f"assignment {_bytes(wire.assignment)}, result and acknowledgement {_bytes(wire.result)}"
+    usual = _seconds(8 * wire.weights / (1e9 * assumed.network_gbit_per_s))
+    return [
+        ("an update, to each worker", _bytes(wire.per_worker), update),
+        ("an evaluation", _bytes(wire.assignment + wire.result), evaluation),
+        ("an update, in all", _bytes(wire.per_update), f"and {wire.heartbeat} B each {beat:g} s from each worker"),
+        ("a worker that joins", _bytes(made.memory.arena), _join(settings, made, assumed)),
+        ("the usual way", _bytes(wire.weights), f"for comparison: weights to each worker, {usual} of its network"),
+    ]
+
+
+def _join(settings: "Config", made: "Plan", assumed: "Assumptions") -> str:
+    if settings.transport.join == "broadcast":
+        seconds = 8 * made.memory.arena / (1e9 * assumed.network_gbit_per_s)
+        return f"from the head's arena, {_seconds(seconds)} of its network (transport.join: broadcast)"
+    return f"read from the newest checkpoint, {_seconds(made.memory.arena / (1e9 * assumed.disk_gb_per_s))}"
+
+
+def _phase_lines(settings: "Config", made: "Plan") -> list[Line]:
+    takes, es, slurm = made.phases, settings.es, settings.slurm
+    at_worker, at_head = _place(takes.base, "worker", slurm.worker.cpus), _place(takes.head, "head", slurm.head.cpus)
+    speed = es.tasks_per_member * made.tokens.answer / takes.answers if takes.answers else 0.0
+    return [
+        ("catch-up", _seconds(takes.catch_up), f"once per update and worker; {at_worker}"),
+        ("perturb", _seconds(takes.perturb), "per evaluation, as all down to their sum"),
+        ("prompts", _seconds(takes.prompts), f"{es.tasks_per_member * made.tokens.prompt:,.0f} tokens"),
+        ("answers", _seconds(takes.answers), f"{takes.concurrent:,.3g} episodes side by side, {speed:,.0f} tokens/s"),
+        ("turns", _seconds(takes.turns), "environment, tokeniser, requests"),
+        ("besides", _seconds(takes.member), "calls to the engine"),
+        ("an evaluation", _seconds(takes.evaluation), f"mean; {es.population} make an update"),
+        ("head's update", _seconds(takes.head_update), f"workers go on meanwhile; {at_head}"),
+        ("checkpoint", _seconds(takes.checkpoint), f"every {plural(settings.checkpoint.every, 'update')}"),
+    ]
+
+
+def _place(place: str, role: str, cores: int) -> str:
+    if place == "cores":
+        return f"theta on the host, {plural(cores, 'core')} (slurm.{role}.cpus)"
+    return "theta on the GPU" if place == "device" else "theta streamed from the host"
+
+
+def _run_lines(made: "Plan") -> list[Line]:
+    run = made.simulated
+    idle = {
+        "nothing to hand out": run.waiting_share,
+        "the head's arena (slurm.head.cpus, head.device)": run.arena_share,
+        "the end": run.end_share,
+    }
+    reasons = ", ".join(f"{share:.1%} {why}" for why, share in idle.items() if share >= SHOWN_FROM)
+    lines: list[Line] = [
+        ("an update", _seconds(run.seconds_per_update), "simulated, with evaluations on held-out tasks"),
+        ("in all", _time(run.total_s), f"{_time(run.wall_clock_s)} of it from the first lease to the last commit"),
+        ("busy", f"{run.busy_share:.1%}", f"useful {run.useful_share:.1%}" + (f"; idle: {reasons}" if reasons else "")),
+        ("lag", f"{run.lag_mean:.2f}", f"mean; at most {run.lag_max}; {run.discarded_share:.1%} of the work discarded"),
+    ]
+    if made.num_gpus:
+        each = f"{made.gpu_hours_per_update:.3g} per update, {plural(made.num_gpus, 'GPU')}"
+        lines.append(("GPU-hours", f"{made.gpu_hours:,.4g}", each))
+    return lines
+
+
+def _compute_lines(made: "Plan", assumed: "Assumptions") -> list[Line]:
+    flops = made.compute
+    in_all = f"{flops.in_all / 1e18:.3g} EFLOPs, {flops.ratio_in_all:.2f} x GRPO's"
+    return [
+        ("an update", f"{flops.per_update:.3g}", f"2 N T P L, {flops.ratio_per_update:.2f} x GRPO's"),
+        ("all updates", f"{flops.in_all:.3g}", f"{in_all} in {assumed.grpo_updates:g} updates"),
+        ("evaluations", f"{flops.evaluations:.3g}", "on held-out tasks, at the same L"),
+        ("a GRPO update", f"{flops.grpo_per_update:.3g}", f"{assumed.grpo_update:g} P L"),
+    ]
+
+
+def _table(title: str, lines: list[Line]) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column(Text(title), no_wrap=True, min_width=NAME_WIDTH)
+    table.add_column("", justify="right", no_wrap=True, min_width=NUMBER_WIDTH)
+    table.add_column("")
+    for what, how_much, why in lines:
+        table.add_row(Text(what), Text(how_much), Text(why, style="dim"))
+    return table
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.2f} GiB"
+
+
+def _bytes(size: float) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= scale:
+            return f"{size / scale:,.3g} {unit}" if size < 1e3 * scale else f"{size / scale:,.0f} {unit}"
+    return f"{size:,.0f} B"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.3g} s" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def _time(seconds: float) -> str:
+    return _seconds(seconds) if seconds < 600 else f"{seconds / 3600:,.3g} h"
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:g}"
