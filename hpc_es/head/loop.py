@@ -50,8 +50,9 @@ from hpc_es.head.instructions import (
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.status import Anchor, status
 from hpc_es.head.tasks import count_tasks
-from hpc_es.params import checkpoint
+from hpc_es.params import checkpoint, num_bytes, numa
 from hpc_es.params.arena import Arena
+from hpc_es.params.head_update import Apply, head_update
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.store import records as journal
@@ -119,7 +120,10 @@ class Head:
 
         tasks = count_tasks(config)
         model, optimiser = config.model, config.es.optimiser.kind
-        self.arena = Arena.from_pretrained(model.path, model.include, model.exclude, optimiser=optimiser)
+        scope = (model.path, model.include, model.exclude)
+        memory = numa.spread_memory(num_bytes(*scope, optimiser))
+        self.arena = Arena.from_pretrained(*scope, memory, optimiser=optimiser)
+        self._apply = head_update(self.arena, config.head.device)
         self._refuse_another_run()
         self.journal = JournalWriter.create(paths, self._started)
         self.hdf5 = Hdf5Writer(paths, locking=config.store.hdf5_locking, warn=log.warning)
@@ -127,7 +131,7 @@ class Head:
         for record in read_journal(paths.root, warn=log.warning):
             ledger.apply(record)
             self._unwritten.append(record)
-        restored = restore(self.arena, paths, ledger)
+        restored = restore(self.arena, self._apply, paths, ledger)
         host = resolve_host(config.transport, local)
         self.server = HeadServer(paths, self.journal.generation, config.run.name, host)
         transport = config.transport
@@ -249,7 +253,7 @@ class Head:
     # --- work beside the loop -----------------------------------------------------------------------------------
 
     def _update(self, commit: Commit) -> Event:
-        report = self.arena.apply([commit])
+        report = self._apply([commit])
         return Updated(commit.version, report.digest, report.update_norm, report.seconds)
 
     def _save_checkpoint(self, version: int) -> Event:
@@ -310,14 +314,14 @@ class Head:
             log.warning("run.h5 was not written, and will be tried again: %s", error)
 
 
-def restore(arena: Arena, paths: RunPaths, ledger: Ledger) -> Updated | None:
+def restore(arena: Arena, apply: Apply, paths: RunPaths, ledger: Ledger) -> Updated | None:
     """Bring the arena to the ledger's version; the event to post when its digest was never recorded.
 
     Errors: VerifyError when the rebuilt parameters are not the bits that the journal has.
     """
     version = ledger.version
     began_from = checkpoint.restore(paths, arena, version)
-    report = arena.apply([ledger.commits[v] for v in range(began_from + 1, version + 1)])
+    report = apply([ledger.commits[v] for v in range(began_from + 1, version + 1)])
     recorded = ledger.digests.get(version)
     if recorded is None:
         return Updated(version, report.digest, report.update_norm, report.seconds)

@@ -1,0 +1,221 @@
+"""theta kept on the device in float32, as the compact regions of one rank; and whether there is room for that.
+
+Invariant: what is written and reported is, bit for bit, what the host's arena would give. The arena's memory stays
+behind while commits are applied here; only `reload` reads it again, and its `version` counts what is held here.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from hpc_es.errors import EngineError
+from hpc_es.es import optimiser as optimisers
+from hpc_es.es.records import Commit, Member
+from hpc_es.noise import BLOCK, Rows, State, cuda
+from hpc_es.params.arena import Arena, perturbation_of
+from hpc_es.params.base import Base, Residence, Target
+from hpc_es.params.pinned import pin
+from hpc_es.params.regions import Region
+from hpc_es.params.report import UpdateReport
+from hpc_es.params.streamed import MOST_STAGING, Ring, StreamedBase, held_by
+from hpc_es.params.streams import Streams, streams_on
+
+RESERVE = 2**30
+"""Bytes of device memory that copies of theta leave free, for what an engine allocates while it serves."""
+
+log = logging.getLogger(__name__)
+
+
+def device_base(
+    arena: Arena,
+    targets: Sequence[Target],
+    rank: int,
+    num_ranks: int,
+    residence: Residence,
+    agree: Callable[[bool], bool] | None = None,
+) -> Base:
+    """The base of a rank whose live memory is on a device: theta on it as well, or streamed from pinned host memory.
+
+    auto: on the device where it has room. Ranks share the arena that they stream from, so all of them must choose
+    alike: `agree` gives every rank True where all were asked with True; without it, several ranks stream. What is
+    free now is taken to be free for good, so call this when the engine has what it needs.
+    Errors: EngineError when residence is `device` and there is no room.
+    """
+    device = targets[0][1].device
+    pinned = pin(arena.memory, arena)
+    needed, free = bytes_needed(arena, [region for region, _ in targets]), bytes_free(device)
+    has_room = needed + RESERVE <= free
+    if residence == "device" and not has_room:
+        raise EngineError(
+            f"engine.base=device needs {needed} bytes on {device}, and {RESERVE} in reserve, beside the engine's own; "
+            f"{free} are free: leave the engine less (engine.extra.gpu_memory_utilization), or use engine.base=host"
+        )
+    if residence == "auto":
+        has_room = agree(has_room) if agree else has_room and num_ranks == 1
+    keep = residence != "host" and has_room
+    with extra_memory(device) as extra:
+        make = DeviceBase if keep else StreamedBase
+        base: Base = make(arena, targets, device, rank, num_ranks)
+    bound = MOST_STAGING + needed * keep
+    if extra.peak > bound:
+        raise EngineError(f"theta took {extra.peak} bytes of {device} at its peak; {bound} were to be enough")
+    where = "on the device" if keep else f"in {'pinned' if pinned else 'pageable'} host memory"
+    log.info(
+        "theta is kept %s: %.2f GiB needed, %.2f GiB free; the device holds %.1f MiB more for it, at the peak %.1f MiB",
+        *(where, needed / 2**30, free / 2**30, extra.held / 2**20, extra.peak / 2**20),
+    )
+    return base
+
+
+def bytes_needed(arena: Arena, regions: Iterable[Region]) -> int:
+    """Device memory of a DeviceBase that holds these regions."""
+    trained, state = set(arena.trained), len(optimisers.STATE[arena.optimiser])
+    return sum(4 * _padded(r.size) * (1 + state * (r.name in trained)) for r in regions)
+
+
+def bytes_free(device: torch.device) -> int:
+    """Of the device, whoever has taken the rest."""
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+@dataclass
+class Extra:
+    """Bytes that torch's allocator has given out since it was made."""
+
+    held: int = 0
+    peak: int = 0
+
+
+@contextmanager
+def extra_memory(device: torch.device) -> Iterator[Extra]:
+    """Measures what is done inside."""
+    extra, before = Extra(), torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    yield extra
+    extra.held = torch.cuda.memory_allocated(device) - before
+    extra.peak = torch.cuda.max_memory_allocated(device) - before
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A region on the device, one row beside the other."""
+
+    region: Region
+    ident: int
+    trained: bool
+    live: torch.Tensor
+    theta: torch.Tensor
+    state: tuple[State, ...]
+
+    @property
+    def rows(self) -> Rows | None:
+        return Rows(self.region.width, self.region.stride, self.region.width) if self.region.rows > 1 else None
+
+
+class DeviceBase:
+    """A base (params/base.py): a member is one kernel per region, from device memory to device memory."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        targets: Sequence[Target],
+        device: torch.device,
+        rank: int = 0,
+        num_ranks: int = 1,
+        *,
+        ring: Ring | None = None,
+        streams: Streams | None = None,
+    ) -> None:
+        """`rank` and `num_ranks` do not matter: the regions say what is this rank's, and which of them count."""
+        self.arena, self._device = arena, device
+        self._streams = streams or streams_on(device)
+        memory = torch.empty(bytes_needed(arena, [region for region, _ in targets]) // 4, device=device)
+        held, begin = held_by(arena), 0
+
+        def take(size: int) -> torch.Tensor:
+            nonlocal begin
+            begin += _padded(size)
+            return memory[begin - _padded(size) :][:size]
+
+        self._copies = []
+        for region, live in targets:
+            source = held[region.name]
+            theta, *state = [take(region.size) for _ in source.planes]
+            kept = tuple(State(values, k.ident) for values, k in zip(state, source.state, strict=True))
+            self._copies.append(_Copy(region, source.ident, source.trained, live, theta, kept))
+        self._load(ring or Ring(device))
+
+    def write(self, member: Member | None) -> int:
+        """See Base.write."""
+        noisy, total, elsewhere = perturbation_of(member), cuda.zero(self._device), cuda.zero(self._device)
+        for copy in self._copies:
+            reached, sums = noisy if copy.trained else None, total if copy.region.counts else elsewhere
+            start, rows = copy.region.start, copy.rows
+            cuda.perturb(copy.theta, copy.live, copy.ident, reached, start=start, rows=rows, total=sums)
+        return (int(total) + self._state) % 2**64
+
+    def apply(self, commits: Sequence[Commit]) -> UpdateReport:
+        """See Base.apply."""
+        begin = time.monotonic()
+        updates = self.arena.updates(commits)
+        if not updates:
+            return UpdateReport((self._digest(),), (), time.monotonic() - begin)
+        plan = cuda.Plan.of(updates, self._device)
+        for copy in self._copies:
+            if copy.trained:
+                start, counts = copy.region.start, copy.region.counts
+                plan.apply(copy.theta, copy.ident, start=start, state=copy.state, rows=copy.rows, counts=counts)
+        trace = plan.trace()
+        self.arena.version += len(updates)
+        self._state = self._state_digest()
+        digests = tuple((self._untrained + digest) % 2**64 for digest in trace.digests)
+        return UpdateReport(digests, tuple(trace.squares), time.monotonic() - begin)
+
+    def reload(self) -> None:
+        """The arena was loaded anew."""
+        self._load(Ring(self._device))
+
+    def _load(self, ring: Ring) -> None:
+        """theta and state := the arena's."""
+        held, slots = held_by(self.arena), ring.slots()
+        with self._streams as lanes:
+            for copy in self._copies:
+                kept = [copy.theta, *(kept.values for kept in copy.state)]
+                for plane, target in zip(held[copy.region.name].planes, kept, strict=True):
+                    for part, at in ring.cut(copy.region):
+                        source, slot, to = plane[part.start : part.end], next(slots), target[at : at + part.size]
+                        staged = slot.buffer[: source.numel()]
+                        copied = lanes.submit("in", partial(staged.copy_, source, non_blocking=True), slot.free)
+                        slot.free = [lanes.submit("compute", partial(_gather, staged, part, to), [copied])]
+        self._untrained = sum(self._theta_digest(c) for c in self._copies if not c.trained and c.region.counts)
+        self._state = self._state_digest()
+
+    def _digest(self) -> int:
+        theta = sum(self._theta_digest(copy) for copy in self._copies if copy.region.counts)
+        return (theta + self._state) % 2**64
+
+    def _theta_digest(self, copy: _Copy) -> int:
+        return cuda.digest(copy.theta, copy.ident, start=copy.region.start, rows=copy.rows)
+
+    def _state_digest(self) -> int:
+        return sum(
+            cuda.digest(kept.values, kept.ident, start=copy.region.start, rows=copy.rows)
+            for copy in self._copies
+            if copy.region.counts
+            for kept in copy.state
+        )
+
+
+def _gather(staged: torch.Tensor, part: Region, to: torch.Tensor) -> None:
+    """The rows of a part, from memory that has gaps between them to memory that has none."""
+    to.view(part.rows, part.width).copy_(staged.as_strided((part.rows, part.width), (part.stride, 1)))
+
+
+def _padded(size: int) -> int:
+    """To where the next copy begins, so that kernels read 16 bytes at a time."""
+    return -(-size // BLOCK) * BLOCK

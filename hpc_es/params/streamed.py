@@ -1,0 +1,228 @@
+"""theta in host memory, streamed through a device: there and back for an update, there alone to write a member.
+
+Invariant: what is reported and written is, bit for bit, what the arena's own passes give. Copies in, kernels and copies
+out overlap; a staging buffer is filled again only when whoever read it last is done. If an update breaks off, theta is
+half of it, and nothing is made of that until the arena is loaded anew.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import cycle
+from typing import NamedTuple
+
+import torch
+
+from hpc_es.errors import EngineError
+from hpc_es.es import optimiser as optimisers
+from hpc_es.es.records import Commit, Member
+from hpc_es.noise import BLOCK, State, cuda, kernels, tensor_id, threads
+from hpc_es.params.arena import CHUNK, Arena, perturbation_of
+from hpc_es.params.regions import Region
+from hpc_es.params.report import UpdateReport
+from hpc_es.params.streams import Event, Streams, streams_on
+
+STAGING = 96 * 2**20
+"""Bytes of a ring of staging buffers; never more than MOST_STAGING."""
+MOST_STAGING = 256 * 2**20
+
+
+class Held(NamedTuple):
+    """One tensor of the arena, flat in host memory."""
+
+    ident: int
+    trained: bool
+    theta: torch.Tensor
+    state: tuple[State, ...]
+    """m and v, where it is trained with an optimiser."""
+
+    @property
+    def planes(self) -> list[torch.Tensor]:
+        """All that an update changes, of equal sizes."""
+        return [self.theta, *(kept.values for kept in self.state)]
+
+
+def held_by(arena: Arena) -> dict[str, Held]:
+    """By canonical name."""
+    flat = {name: torch.from_numpy(values.reshape(-1)) for name, values in arena.contents().items()}
+    kept, trained = optimisers.STATE[arena.optimiser], set(arena.trained)
+    return {
+        name: Held(
+            tensor_id(name),
+            name in trained,
+            flat[name],
+            tuple(State(flat[f"{name}#{letter}"], tensor_id(f"{name}#{letter}")) for letter in kept)
+            if name in trained
+            else (),
+        )
+        for name in arena.names
+    }
+
+
+class Slot:
+    """A staging buffer."""
+
+    def __init__(self, buffer: torch.Tensor) -> None:
+        self.buffer = buffer
+        self.free: Sequence[Event] = ()
+        """When it may be filled again."""
+
+
+class Ring:
+    """Staging buffers on a device, taken in turn."""
+
+    def __init__(self, device: torch.device, num_bytes: int = STAGING, num_slots: int = 3) -> None:
+        if num_bytes > MOST_STAGING:
+            raise EngineError(f"{num_bytes} bytes of staging buffers are more than the {MOST_STAGING} that are allowed")
+        self.size = num_bytes // num_slots // 4 // BLOCK * BLOCK
+        """Elements of one buffer."""
+        self._buffers = [torch.empty(self.size, dtype=torch.float32, device=device) for _ in range(num_slots)]
+
+    def slots(self) -> Iterator[Slot]:
+        """Without end, all of them free at first: for one pass."""
+        return cycle([Slot(buffer) for buffer in self._buffers])
+
+    def cut(self, region: Region) -> Iterator[tuple[Region, int]]:
+        """Parts whose memory in the arena, gaps between rows included, fits into a buffer; see Region.cut."""
+        rows = max(0, self.size - region.width) // region.stride + 1
+        return region.cut(rows * region.width if region.rows > 1 and region.width <= self.size else self.size)
+
+
+class Streamed:
+    """Updates one rank's slice of an arena. Errors of the device come as torch raises them (RuntimeError)."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        device: torch.device,
+        rank: int = 0,
+        num_ranks: int = 1,
+        *,
+        ring: Ring | None = None,
+        streams: Streams | None = None,
+    ) -> None:
+        self.arena, self._device = arena, device
+        self._rank, self._num_ranks = rank, num_ranks
+        self._ring, self._streams = ring or Ring(device), streams or streams_on(device)
+        self._held = held_by(arena)
+        self._size = self._ring.size // (1 + len(optimisers.STATE[arena.optimiser])) // BLOCK * BLOCK
+        trained = [held for held in self._held.values() if held.trained]
+        parts = [(held, start) for held in trained for start in range(0, held.theta.numel(), self._size)]
+        self._parts = parts[rank::num_ranks]
+        self._whole = True
+        self._rest: int | None = None
+
+    def apply(self, commits: Sequence[Commit]) -> UpdateReport:
+        """As Arena.apply, of this rank's slice."""
+        begin = time.monotonic()
+        self._check()
+        updates = self.arena.updates(commits)
+        if not updates:
+            return self.arena.apply([], rank=self._rank, num_ranks=self._num_ranks)
+        rest, plan = self._untrained(), cuda.Plan.of(updates, self._device)
+        self._whole = False
+        with self._streams as lanes:
+            for (held, start), slot in zip(self._parts, self._ring.slots(), strict=False):
+                planes = [plane[start : start + self._size] for plane in held.planes]
+                staged = [slot.buffer[i * self._size :][: plane.numel()] for i, plane in enumerate(planes)]
+                state = [State(values, kept.ident) for values, kept in zip(staged[1:], held.state, strict=True)]
+                copied = lanes.submit("in", partial(_copy, staged, planes), slot.free)
+                update = partial(plan.apply, staged[0], held.ident, start=start, state=state)
+                done = lanes.submit("compute", update, [copied])
+                slot.free = [lanes.submit("out", partial(_copy, planes, staged), [done])]
+        trace = plan.trace()
+        self._whole = True
+        self.arena.version += len(updates)
+        digests = tuple((rest + digest) % 2**64 for digest in trace.digests)
+        return UpdateReport(digests, tuple(trace.squares), time.monotonic() - begin)
+
+    def reload(self) -> None:
+        """The arena was loaded anew."""
+        self._whole, self._rest = True, None
+
+    def _check(self) -> None:
+        if not self._whole:
+            raise EngineError(
+                f"the device failed while version {self.arena.version + 1} was computed, and theta is half of it: load "
+                "a checkpoint, or start again"
+            )
+
+    def _untrained(self) -> int:
+        """What the tensors that no update reaches add to every digest; remembered until the arena is loaded anew."""
+        if self._rest is None:
+            fixed = [(held.theta, held.ident, 0) for held in self._held.values() if not held.trained]
+            self._rest = digest_of(fixed[self._rank :: self._num_ranks])
+        return self._rest
+
+
+class StreamedBase(Streamed):
+    """A base (params/base.py) whose members are written from the arena through the device."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        targets: Sequence[tuple[Region, torch.Tensor]],
+        device: torch.device,
+        rank: int = 0,
+        num_ranks: int = 1,
+        *,
+        ring: Ring | None = None,
+        streams: Streams | None = None,
+    ) -> None:
+        super().__init__(arena, device, rank, num_ranks, ring=ring, streams=streams)
+        self._writes = [
+            (part, self._held[region.name], live[at : at + part.size])
+            for region, live in targets
+            for part, at in self._ring.cut(region)
+        ]
+        self._state: int | None = None
+
+    def write(self, member: Member | None) -> int:
+        """See Base.write."""
+        self._check()
+        noisy, total, elsewhere = perturbation_of(member), cuda.zero(self._device), cuda.zero(self._device)
+        with self._streams as lanes:
+            for (part, held, live), slot in zip(self._writes, self._ring.slots(), strict=False):
+                theta = held.theta[part.start : part.end]
+                staged = slot.buffer[: theta.numel()]
+                copied = lanes.submit("in", partial(_copy, [staged], [theta]), slot.free)
+                reached, sums = noisy if held.trained else None, total if part.counts else elsewhere
+                place = {"start": part.start, "rows": part.noise_rows, "total": sums}
+                perturb = partial(cuda.perturb, staged, live, held.ident, reached, **place)
+                slot.free = [lanes.submit("compute", perturb, [copied])]
+        return (int(total) + self._state_digest()) % 2**64
+
+    def apply(self, commits: Sequence[Commit]) -> UpdateReport:
+        self._state = None
+        return super().apply(commits)
+
+    def reload(self) -> None:
+        super().reload()
+        self._state = None
+
+    def _state_digest(self) -> int:
+        """This rank's share of the optimiser's state; remembered, as only an update changes it."""
+        if self._state is None:
+            self._state = digest_of(
+                (kept.values[start : start + self._size], kept.ident, start)
+                for held, start in self._parts
+                for kept in held.state
+            )
+        return self._state
+
+
+def digest_of(parts: Iterable[tuple[torch.Tensor, int, int]]) -> int:
+    """Of (values, id of their tensor, the first one's index in it) in host memory, on all cores."""
+    pieces = [
+        (values[at : at + CHUNK].numpy(), ident, start + at)
+        for values, ident, start in parts
+        for at in range(0, values.numel(), CHUNK)
+    ]
+    shares = list[int]()
+    threads.run(lambda piece: shares.append(kernels().digest(piece[0], piece[1], start=piece[2])), pieces)
+    return sum(shares) % 2**64
+
+
+def _copy(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
+    for target, values in zip(to, source, strict=True):
+        target.copy_(values, non_blocking=True)

@@ -1,0 +1,353 @@
+"""theta streamed through a device, or kept on it, is that of the arena's own passes, bit for bit.
+
+Run by test_device.py with TRITON_INTERPRET=1, in a process of its own; on a GPU with HPC_ES_TEST_DEVICE=cuda instead.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_checkpoint
+import torch
+from adversary import ORDERS, Adversary, Wait
+
+from hpc_es.errors import EngineError, RunFailed, StoreError
+from hpc_es.es.optimiser import Kind
+from hpc_es.es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
+from hpc_es.noise import cuda
+from hpc_es.params import device as devices
+from hpc_es.params import head_update
+from hpc_es.params.arena import CAST, Arena, Dtype
+from hpc_es.params.base import Target
+from hpc_es.params.device import DeviceBase, bytes_needed, device_base
+from hpc_es.params.regions import Region
+from hpc_es.params.report import UpdateReport, combine
+from hpc_es.params.streamed import MOST_STAGING, Ring, Streamed, StreamedBase
+from hpc_es.params.streams import InOrder, streams_on
+
+DEVICE = torch.device(os.environ.get("HPC_ES_TEST_DEVICE", "cpu"))
+SHAPES = {
+    "model.norm.weight": (41,),
+    "model.embed_tokens.weight": (30, 40),
+    "model.q_proj.bias": (3,),
+    "model.q_proj.weight": (40, 40),
+    "model.down_proj.weight": (24, 32),
+    "vision.patch.weight": (17, 11),
+}
+SCOPE = ["vision.*"]
+COLUMNS = "model.down_proj.weight"
+STEPS: dict[Kind, OptimiserStep | None] = {
+    "none": None,
+    "momentum": OptimiserStep("momentum", 5e-4, 0.9, 0.1),
+    "adam": OptimiserStep("adam", 5e-4, 0.9, 0.1, 0.99, 0.01, 1e-8),
+}
+FLOAT32 = np.float32
+MEMBERS = [None, Member(2**63 + 5, -1, 1e-2), Member(7, 1, 1e-2, 2, 3, 11)]
+Make = Any
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return small_checkpoint.make(tmp_path / "model", small_checkpoint.values(SHAPES))
+
+
+def arena_of(model: Path, kind: Kind = "none", **options: Any) -> Arena:
+    return Arena.from_pretrained(model, exclude=SCOPE, optimiser=kind, **options)
+
+
+def commits(kind: Kind) -> list[Commit]:
+    def commit(version: int, num_subspaces: int = 1, null: bool = False) -> Commit:
+        members = tuple(
+            UpdateMember(
+                *(EvalId(version - 1, slot), 2**63 + 100 * version + slot, 1, 1e-3, slot % num_subspaces, 0.0, 0.0),
+                float(FLOAT32(1e-6 * (slot - 1.3))),
+                99 + version,
+            )
+            for slot in range(3)
+        )
+        return Commit(version, 5e-4, members, null, num_subspaces, 99 + version, STEPS[kind])
+
+    return [commit(1), commit(2, 2), commit(3, null=True), commit(4)]
+
+
+def same(report: UpdateReport, wanted: UpdateReport) -> bool:
+    """Squares are summed in another order."""
+    return report.digests == wanted.digests and np.allclose(report.squares, wanted.squares, rtol=1e-9)
+
+
+def ring(elements: int, num_slots: int = 2) -> Ring:
+    return Ring(DEVICE, 4 * elements * num_slots, num_slots)
+
+
+# --- live memory: what the ranks of an engine hold ------------------------------------------------------------------
+
+
+def regions(arena: Arena, rank: int, num_ranks: int) -> list[Region]:
+    """Of a rank: rows of matrices, columns of one of them, a copy of each vector (the first rank's counts)."""
+    made = []
+    for name in arena.names:
+        rows, *columns = arena.shape(name)
+        size = rows * (columns[0] if columns else 1)
+        if num_ranks == 1 or not columns or name.startswith("vision"):
+            made.append(Region(name, 0, 1, size, size, rank == 0))
+        elif name == COLUMNS:
+            width = columns[0] // num_ranks
+            made.append(Region(name, rank * width, rows, width, columns[0]))
+        else:
+            made.append(Region(name, rank * size // num_ranks, 1, size // num_ranks, size // num_ranks))
+    return made
+
+
+def live(arena: Arena, rank: int, num_ranks: int, dtype: Dtype) -> list[Target]:
+    """Nothing that is written is NaN."""
+    kind = getattr(torch, dtype)
+    return [(r, torch.full((r.size,), torch.nan, dtype=kind, device=DEVICE)) for r in regions(arena, rank, num_ranks)]
+
+
+def holds(targets: Sequence[Target], arena: Arena, member: Member | None, dtype: Dtype) -> bool:
+    """Live memory is what the arena makes of the member."""
+    for region, values in targets:
+        whole = arena.perturbed(region.name, member, dtype).reshape(-1)
+        at = region.start + region.stride * np.arange(region.rows)[:, None] + np.arange(region.width)
+        if values.cpu().view(torch.uint8).numpy().tobytes() != whole[at].tobytes():
+            return False
+    return True
+
+
+def streamed(arena: Arena, targets: Sequence[Target], rank: int, num_ranks: int) -> StreamedBase:
+    return StreamedBase(arena, targets, DEVICE, rank, num_ranks, ring=ring(256))
+
+
+def kept(arena: Arena, targets: Sequence[Target], rank: int, num_ranks: int) -> DeviceBase:
+    return DeviceBase(arena, targets, DEVICE, rank, num_ranks)
+
+
+BASES = pytest.mark.parametrize("make", [streamed, kept])
+
+
+# --- the head's update ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize(("elements", "num_slots"), [(64, 3), (600, 2), (2**15, 2)])
+def test_an_update_streamed_through_a_device_is_the_arenas(
+    model: Path, kind: Kind, elements: int, num_slots: int
+) -> None:
+    """Chunks smaller than a tensor, of another size than any, and larger than the arena."""
+    mine, theirs, todo = arena_of(model, kind), arena_of(model, kind), commits(kind)
+    update = Streamed(mine, DEVICE, ring=ring(elements, num_slots))
+    for some in (todo[:3], todo[3:], []):
+        assert same(update.apply(some), theirs.apply(some))
+        assert mine.memory.tobytes() == theirs.memory.tobytes()
+        assert mine.version == theirs.version
+    assert update.apply([]).digest == mine.digest()
+
+
+def test_several_ranks_update_slices_of_one_arena(model: Path) -> None:
+    mine, theirs, todo = arena_of(model, "adam"), arena_of(model, "adam"), commits("adam")
+    reports = []
+    for rank in range(3):
+        mine.version = 0
+        reports.append(Streamed(mine, DEVICE, rank, 3, ring=ring(300)).apply(todo))
+    assert same(combine(reports), theirs.apply(todo))
+    assert mine.memory.tobytes() == theirs.memory.tobytes()
+
+
+def test_commits_that_do_not_follow_change_nothing(model: Path) -> None:
+    arena = arena_of(model)
+    before, update = arena.memory.tobytes(), Streamed(arena, DEVICE, ring=ring(300))
+    with pytest.raises(StoreError, match="do not follow"):
+        update.apply(commits("none")[1:])
+    assert arena.memory.tobytes() == before
+    assert same(update.apply(commits("none")[:1]), arena_of(model).apply(commits("none")[:1]))
+
+
+class Failing(InOrder):
+    """The device fails at the fifth piece of work."""
+
+    left = 5
+
+    def submit(self, lane: Any, work: Any, after: Any = ()) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        super().submit(lane, work, after)
+
+
+def test_half_an_update_is_never_used(model: Path) -> None:
+    arena, todo = arena_of(model), commits("none")
+    base = StreamedBase(arena, live(arena, 0, 1, "float32"), DEVICE, ring=ring(300), streams=Failing())
+    with pytest.raises(RuntimeError, match="launch failure"):
+        base.apply(todo[:1])
+    assert arena.version == 0
+    for use in (lambda: base.apply(todo[:1]), lambda: base.write(None)):
+        with pytest.raises(EngineError, match="half of it"):
+            use()
+    arena.reload(None)
+    base.reload()
+    assert same(base.apply(todo), arena_of(model).apply(todo))
+
+
+def test_the_head_stops_with_the_remedy_when_its_gpu_fails(model: Path) -> None:
+    apply = head_update.on_device(arena_of(model), DEVICE, ring=ring(300), streams=Failing())
+    with pytest.raises(RunFailed, match="start the head again"):
+        apply(commits("none")[:1])
+
+
+def test_a_gpu_with_other_bits_is_not_used(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert same(head_update.on_device(arena_of(model), DEVICE)(commits("none")), arena_of(model).apply(commits("none")))
+    monkeypatch.setattr(head_update.kernels(), "update", lambda *_, **__: UpdateReport((1,), (0.0,), 0.0))
+    with pytest.raises(RuntimeError, match="other bits"):
+        head_update.on_device(arena_of(model), DEVICE)
+
+
+# --- writing members ------------------------------------------------------------------------------------------------
+
+
+@BASES
+@pytest.mark.parametrize("dtype", CAST)
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_member_is_written_as_the_arena_makes_it(model: Path, make: Make, dtype: Dtype, num_ranks: int) -> None:
+    arena = arena_of(model)
+    ranks = [live(arena, rank, num_ranks, dtype) for rank in range(num_ranks)]
+    bases = [make(arena, targets, rank, num_ranks) for rank, targets in enumerate(ranks)]
+    addresses = [values.data_ptr() for targets in ranks for _, values in targets]
+    for member in MEMBERS:
+        assert sum(base.write(member) for base in bases) % 2**64 == arena.digest()
+        assert all(holds(targets, arena, member, dtype) for targets in ranks)
+    assert addresses == [values.data_ptr() for targets in ranks for _, values in targets]
+
+
+@BASES
+@pytest.mark.parametrize(("kind", "num_ranks"), [("none", 2), ("momentum", 1), ("adam", 2)])
+def test_a_base_advances_and_goes_back(model: Path, make: Make, kind: Kind, num_ranks: int) -> None:
+    mine, theirs, todo = arena_of(model, kind, shared=True), arena_of(model, kind), commits(kind)
+    attached = [
+        Arena.attach(mine.memory_path, model, exclude=SCOPE, version=0, base_digest=mine.base_digest, optimiser=kind)
+        for _ in range(num_ranks)
+    ]
+    ranks = [live(mine, rank, num_ranks, "float32") for rank in range(num_ranks)]
+    bases = [make(arena, ranks[rank], rank, num_ranks) for rank, arena in enumerate(attached)]
+    for some in (todo[:3], todo[3:], []):
+        wanted = theirs.apply(some)
+        assert same(combine([base.apply(some) for base in bases]), wanted)
+        assert [arena.version for arena in attached] == [theirs.version] * num_ranks
+        assert sum(base.write(MEMBERS[1]) for base in bases) % 2**64 == wanted.digest
+        assert all(holds(targets, theirs, MEMBERS[1], "float32") for targets in ranks)
+    mine.memory[:] = theirs.memory  # as another process would load a checkpoint with all state
+    for base in bases:
+        base.reload()
+    assert sum(base.write(None) for base in bases) % 2**64 == theirs.digest()
+    mine.reload(None)
+    for arena, base in zip(attached, bases, strict=True):
+        arena.version = 0
+        base.reload()
+    assert same(combine([base.apply(todo) for base in bases]), theirs_anew(model, kind, todo))
+
+
+def theirs_anew(model: Path, kind: Kind, todo: list[Commit]) -> UpdateReport:
+    return arena_of(model, kind).apply(todo)
+
+
+@BASES
+def test_an_error_in_theta_shows_in_the_digest(model: Path, make: Make) -> None:
+    arena = arena_of(model)
+    arena.tensor(COLUMNS)[3, 17] += 1
+    ranks = [make(arena, live(arena, rank, 2, "bfloat16"), rank, 2) for rank in range(2)]
+    assert sum(base.write(None) for base in ranks) % 2**64 == arena.digest() != arena.base_digest
+
+
+# --- every dependence between copies and kernels is declared ----------------------------------------------------------
+
+
+def updated(model: Path, streams: Any) -> bool:
+    mine, theirs, todo = arena_of(model, "momentum"), arena_of(model, "momentum"), commits("momentum")[:2]
+    report = Streamed(mine, DEVICE, ring=ring(500), streams=streams).apply(todo)
+    return same(report, theirs.apply(todo)) and mine.memory.tobytes() == theirs.memory.tobytes()
+
+
+def written(model: Path, streams: Any) -> bool:
+    arena = arena_of(model)
+    targets = live(arena, 0, 2, "bfloat16")
+    StreamedBase(arena, targets, DEVICE, 0, 2, ring=ring(256), streams=streams).write(MEMBERS[1])
+    return holds(targets, arena, MEMBERS[1], "bfloat16")
+
+
+def loaded(model: Path, streams: Any) -> bool:
+    arena = arena_of(model)
+    targets = live(arena, 1, 2, "float16")
+    DeviceBase(arena, targets, DEVICE, streams=streams, ring=ring(256)).write(MEMBERS[1])
+    return holds(targets, arena, MEMBERS[1], "float16")
+
+
+UPDATE_WAITS: set[Wait] = {("compute", "in"), ("out", "compute"), ("in", "out")}
+WRITE_WAITS: set[Wait] = {("compute", "in"), ("in", "compute")}
+PIPELINES = pytest.mark.parametrize(
+    ("works", "waits"), [(updated, UPDATE_WAITS), (written, WRITE_WAITS), (loaded, WRITE_WAITS)]
+)
+
+
+@PIPELINES
+def test_bits_are_right_in_every_order(model: Path, works: Any, waits: set[Wait]) -> None:
+    for choose in ORDERS:
+        streams = Adversary(choose)
+        assert works(model, streams)
+        assert streams.waits == waits
+
+
+@PIPELINES
+def test_without_any_one_wait_bits_go_wrong(model: Path, works: Any, waits: set[Wait]) -> None:
+    """The test above can fail."""
+    for wait in waits:
+        assert not all(works(model, Adversary(choose, forget=wait)) for choose in ORDERS), wait
+
+
+# --- room on the device -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Say how many bytes are free, on a device whose allocator tells nothing."""
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(devices, "pin", lambda memory, owner: True)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    return lambda free: monkeypatch.setattr(devices, "bytes_free", lambda device: free)
+
+
+def test_theta_lies_on_the_device_where_there_is_room(model: Path, room: Any) -> None:
+    arena = arena_of(model, "adam")
+    targets = live(arena, 0, 1, "bfloat16")
+    needed = bytes_needed(arena, [region for region, _ in targets])
+    assert needed == arena.num_bytes, "with state, of the trained tensors only"
+    room(needed + devices.RESERVE)
+    assert isinstance(device_base(arena, targets, 0, 1, "auto"), DeviceBase)
+    assert isinstance(device_base(arena, targets, 0, 1, "host"), StreamedBase)
+    room(needed + devices.RESERVE - 1)
+    assert isinstance(device_base(arena, targets, 0, 1, "auto"), StreamedBase)
+    with pytest.raises(EngineError, match=rf"needs {needed} bytes .* are free"):
+        device_base(arena, targets, 0, 1, "device")
+
+
+def test_ranks_that_share_an_arena_choose_alike(model: Path, room: Any) -> None:
+    arena = arena_of(model)
+    targets = live(arena, 0, 2, "bfloat16")
+    room(2**40)
+    assert isinstance(device_base(arena, targets, 0, 2, "auto"), StreamedBase), "nobody knows of the other rank"
+    assert isinstance(device_base(arena, targets, 0, 2, "auto", lambda mine: False), StreamedBase)
+    assert isinstance(device_base(arena, targets, 0, 2, "auto", lambda mine: mine), DeviceBase)
+
+
+def test_staging_is_bounded(model: Path) -> None:
+    assert 3 * 4 * Ring(torch.device("meta")).size <= MOST_STAGING
+    with pytest.raises(EngineError, match="more than"):
+        Ring(torch.device("meta"), MOST_STAGING + 1)
+
+
+def test_the_streams_of_a_cpu_are_none() -> None:
+    assert isinstance(streams_on(torch.device("cpu")), InOrder)
+    assert cuda.TILE
