@@ -3,12 +3,14 @@
 Run by test_noise_cuda.py with TRITON_INTERPRET=1, in a process of its own.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from noise_cases import SIZES, STARTS, TILE, U64, close, perturbations, updates, values
+from noise_cases import LAYOUTS, STARTS, TILE, U64, Layout, close, perturbations, updates, values
 
 from hpc_es.noise import cuda, reference
 from hpc_es.noise.reference import Array, Perturbation, State, Update
@@ -23,33 +25,35 @@ def test_the_cases_are_for_these_tiles() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(size=SIZES, start=STARTS, ident=U64, noisy=st.none() | perturbations(), dtype=st.sampled_from(list(DTYPES)))
-def test_perturb(size: int, start: int, ident: int, noisy: Perturbation | None, dtype: torch.dtype) -> None:
-    theta, out, expected = torch.from_numpy(values(size)), torch.empty(size, dtype=dtype), np.empty(size, DTYPES[dtype])
+@given(layout=LAYOUTS, start=STARTS, ident=U64, noisy=st.none() | perturbations(), dtype=st.sampled_from(list(DTYPES)))
+def test_perturb(layout: Layout, start: int, ident: int, noisy: Perturbation | None, dtype: torch.dtype) -> None:
+    out, expected = torch.empty(layout.count, dtype=dtype), np.empty(layout.count, DTYPES[dtype])
+    where: dict[str, Any] = {"start": start, "rows": layout.rows}
+    theta = torch.from_numpy(values(layout.size))
     before = theta.clone()
-    digest = cuda.perturb(theta, out, ident, noisy, start=start)
-    assert int(digest) % 2**64 == reference.perturb(theta.numpy(), expected, ident, noisy, start=start)
+    digest = cuda.perturb(theta, out, ident, noisy, **where)
+    assert int(digest) % 2**64 == reference.perturb(theta.numpy(), expected, ident, noisy, **where)
     assert out.view(torch.uint8).numpy().tobytes() == expected.tobytes()
     assert theta.view(torch.int32).equal(before.view(torch.int32))
 
 
 @pytest.mark.parametrize("num_states", [0, 1, 2])
 @settings(deadline=None, max_examples=25)
-@given(size=SIZES, start=STARTS, idents=st.tuples(U64, U64, U64), data=st.data())
-def test_update(num_states: int, size: int, start: int, idents: tuple[int, int, int], data: st.DataObject) -> None:
+@given(layout=LAYOUTS, start=STARTS, idents=st.tuples(U64, U64, U64), data=st.data())
+def test_update(num_states: int, layout: Layout, start: int, idents: tuple[int, int, int], data: st.DataObject) -> None:
     steps = data.draw(st.lists(updates(num_states), max_size=3))
     generator = np.random.default_rng(0)
-    theirs = [generator.standard_normal(size).astype(np.float32) for _ in range(1 + num_states)]
+    theirs = [generator.standard_normal(layout.size).astype(np.float32) for _ in range(1 + num_states)]
     if num_states:
         theirs[-1] **= 2
-    theirs[0][: size // 8] = -0.0
+    theirs[0][: layout.size // 8] = -0.0
     mine = [torch.from_numpy(values.copy()) for values in theirs]
 
     def state(values: list[Array] | list[torch.Tensor]) -> list[State]:
         return [State(*pair) for pair in zip(values[1:], idents[1:], strict=False)]
 
-    trace = cuda.update(mine[0], idents[0], steps, start=start, state=state(mine))
-    wanted = reference.update(theirs[0], idents[0], steps, start=start, state=state(theirs))
+    trace = cuda.update(mine[0], idents[0], steps, start=start, state=state(mine), rows=layout.rows)
+    wanted = reference.update(theirs[0], idents[0], steps, start=start, state=state(theirs), rows=layout.rows)
     assert [values.numpy().tobytes() for values in mine] == [values.tobytes() for values in theirs]
     assert close(trace, wanted)
 
@@ -71,7 +75,8 @@ def test_a_program_goes_through_many_tiles(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @settings(deadline=None, max_examples=20)
-@given(size=SIZES, start=STARTS, ident=U64)
-def test_digest(size: int, start: int, ident: int) -> None:
-    theta = values(size)
-    assert cuda.digest(torch.from_numpy(theta), ident, start=start) == reference.digest(theta, ident, start=start)
+@given(layout=LAYOUTS, start=STARTS, ident=U64)
+def test_digest(layout: Layout, start: int, ident: int) -> None:
+    theta = values(layout.size)
+    where: dict[str, Any] = {"start": start, "rows": layout.rows}
+    assert cuda.digest(torch.from_numpy(theta), ident, **where) == reference.digest(theta, ident, **where)
