@@ -1,0 +1,364 @@
+"""The planner against published numbers, against the simulator and the messages themselves, and its own promises."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_checkpoint import make, values
+from staged_run import Staged, stage
+from theatre import make_config
+from typer.testing import CliRunner
+
+from hpc_es.analysis.durations import parse
+from hpc_es.analysis.plan import GPUS, Plan, Shape, Tokens, assume, make_plan, shape_of
+from hpc_es.analysis.plan import tokens as lengths
+from hpc_es.analysis.plan.assumptions import Assumptions
+from hpc_es.analysis.plan.compute import compute
+from hpc_es.analysis.plan.memory import GIB, gpu_memory, memory
+from hpc_es.analysis.plan.phases import phases
+from hpc_es.analysis.plan.wire import wire
+from hpc_es.analysis.simulate import simulate
+from hpc_es.cli import app
+from hpc_es.config import Config, load
+from hpc_es.errors import ConfigError
+from hpc_es.es.records import Commit, EvalId, UpdateMember
+from hpc_es.transport.messages import decode_commit, encode_commit
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+H100 = assume("h100")
+EPISODE = Tokens(3000, 600, 15, "given")
+QWEN_4B, QWEN_27B = 4.515e9, 27.78e9
+"""Parameters whose bf16 weights take the published GiB: computed from these, not published."""
+
+
+def of(parameters: float, **changes: Any) -> Shape:
+    """As Qwen3-4B's in its layers."""
+    known = {"trained": parameters, "active": parameters, "kv_elements": 2 * 36 * 8 * 128, "kv_heads": 8}
+    return Shape(**{"parameters": parameters, "source": "given", **known, **changes})
+
+
+def config_of(**sections: dict[str, Any]) -> Config:
+    eval_, checkpoint = {"num_tasks": 0}, {"every": 1000}
+    return make_config(**{"eval": eval_, "checkpoint": checkpoint, **sections})
+
+
+def preset(name: str) -> Config:
+    """A fragment of configs/ on top of what every run has to say."""
+    return load(CONFIGS / "quickstart.yaml", [str(CONFIGS / name), "engine.max_model_len=4096"]).config
+
+
+def planned(config: Config, shape: Shape, *, workers: int = 2, assumed: Assumptions = H100) -> Plan:
+    return make_plan(config, shape, EPISODE, assumed, num_workers=workers)
+
+
+# --- what is published ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("parameters", "gib"), [(QWEN_4B, 8.41), (QWEN_27B, 51.75)])
+def test_weights_take_the_published_memory(parameters, gib):
+    assert gpu_memory(config_of(), of(parameters), H100).weights / GIB == pytest.approx(gib, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_update", "in_all"), [("16x16", 0.20, 0.40), ("30x32", 0.75, 1.50), ("30x100", 2.34, 2.81)]
+)
+def test_nominal_compute_against_grpo_is_the_published_one(name, per_update, in_all):
+    flops = compute(preset(f"staleness/{name}.yaml"), of(QWEN_4B), EPISODE, H100)
+    assert (round(flops.ratio_per_update, 2), round(flops.ratio_in_all, 2)) == (per_update, in_all)
+
+
+@pytest.mark.parametrize(("moves", "length", "exa"), [(5, 3600, 3.1), (10, 7300, 6.3), (15, 10900, 9.4)])
+def test_sudoku_takes_the_published_flops_at_the_length_that_fits_them(moves, length, exa):
+    config = preset(f"methods/agentic-esopt/sudoku-h{moves}.yaml")
+    tokens = lengths.given(config, per_episode=length, answer_share=0.25)
+    flops = compute(config, of(QWEN_4B, active=4.21e9), tokens, H100)
+    assert tokens.total == length
+    assert round(flops.in_all / 1e18, 1) == exa
+
+
+def test_evaluations_are_counted_once_for_theta_0_for_the_last_and_for_those_between():
+    config = make_config(run={"num_updates": 25}, eval={"every": 10, "num_tasks": 8, "repeats": 3})
+    flops = compute(config, of(1e6), EPISODE, H100)
+    assert flops.evaluations == 2 * 4 * 8 * 3 * 1e6 * EPISODE.total  # theta_0, 10, 20 and 25
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+def test_tensor_parallel_ranks_share_weights_theta_and_cache():
+    one, two = (
+        gpu_memory(config_of(engine={"base": "device", "tensor_parallel": ranks}), of(QWEN_4B), H100)
+        for ranks in (1, 2)
+    )
+    assert (two.weights, two.theta) == (one.weights / 2, one.theta / 2)
+    assert two.kv_cache / two.sequences == pytest.approx(one.kv_cache / one.sequences / 2)
+
+
+def test_theta_is_on_the_device_only_where_vllm_leaves_room():
+    shape = of(QWEN_4B)
+    assert gpu_memory(config_of(), shape, H100).base == "host"
+    needs = memory(config_of(), shape, H100)
+    assert needs.to_device is not None
+    key, value = needs.to_device.split("=")
+    assert key == "engine.kv_cache_mib"
+    roomy = gpu_memory(config_of(engine={"kv_cache_mib": int(value)}), shape, H100)
+    assert roomy.base == "device"
+    assert roomy.is_ample
+    assert gpu_memory(config_of(engine={"base": "host", "kv_cache_mib": int(value)}), shape, H100).base == "host"
+    assert gpu_memory(config_of(), of(135e6), H100).base == "device"  # 0.5 GiB find room anyway
+
+
+def test_an_optimiser_doubles_or_triples_theta():
+    arena = {kind: memory(config_of(es={"optimiser": {"kind": kind}}), of(1e9), H100).arena for kind in
+             ("none", "momentum", "adam")}  # fmt: skip
+    assert arena == {"none": 4e9, "momentum": 8e9, "adam": 12e9}
+
+
+@given(
+    st.sampled_from(sorted(GPUS)),
+    st.sampled_from([0.5e9, 4.5e9, 8e9, 27.78e9]),
+    st.sampled_from(["auto", "host", "device"]),
+    st.sampled_from(["float32", "bfloat16"]),
+    st.sampled_from([2048, 32768]),
+    st.sampled_from([None, 1024, 16384]),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_remedy_is_one(gpu, parameters, base, dtype, length, cache):
+    assumed, shape = assume(gpu), of(parameters)
+    engine = {"base": base, "max_model_len": length, "kv_cache_mib": cache}
+    config = config_of(engine=engine, model={"dtype": dtype}, es={"tasks_per_member": 64})
+    needs = memory(config, shape, assumed)
+    assert not (needs.gpu.is_ample and needs.remedies)
+    for remedy in needs.remedies:
+        changes = [override.split("=") for override in remedy.split()]
+        changed = config
+        for key, value in changes:
+            section, name = key.split(".")
+            part = getattr(changed, section).model_copy(update={name: int(value) if value.isdigit() else value})
+            changed = changed.model_copy(update={section: part})
+        after = gpu_memory(changed, shape, assumed)
+        assert after.is_ample or (after.fits and not needs.gpu.fits)
+
+
+def test_what_does_not_fit_says_so():
+    small = memory(config_of(), of(QWEN_27B), assume("a10"))
+    assert not small.gpu.fits
+    assert any("tensor_parallel" in remedy for remedy in small.remedies)
+
+
+# --- network ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "es",
+    [{}, {"mirrored": True}, {"subspaces": 5}, {"optimiser": {"kind": "adam"}}, {"baseline": "centre"}],
+    ids=str,
+)
+def test_an_update_of_30_members_costs_a_worker_less_than_the_promised_bytes(es):
+    config = config_of(run={"num_updates": 200}, es={"population": 30, **es})
+    assert wire(config, of(1e12), EPISODE, num_workers=1).per_worker < 1500
+
+
+def test_the_record_is_as_long_as_that_of_a_commit_like_it():
+    config = config_of(es={"population": 30})
+    found = wire(config, of(QWEN_4B), EPISODE, num_workers=1)
+    members = [
+        UpdateMember(EvalId(1, slot), 2**63 + slot**12, 1, 1e-3, 0, 0.5, 1.0, 4.7e-9 * (slot + 0.3))
+        for slot in range(30)
+    ]
+    other = encode_commit(Commit(2, 5e-4, tuple(members)))
+    assert len(decode_commit(other).members) == 30
+    assert found.record == pytest.approx(len(other), rel=0.25)
+
+
+def test_bytes_grow_with_workers_and_members_and_not_with_the_model():
+    config = config_of(es={"population": 8})
+    one, many = (wire(config, of(1e9), EPISODE, num_workers=n) for n in (1, 64))
+    assert many.per_update - one.per_update == 63 * one.per_worker
+    assert wire(config, of(1e12), EPISODE, num_workers=1).per_update == one.per_update
+    longer = wire(config_of(es={"population": 16}), of(1e9), EPISODE, num_workers=1)
+    assert longer.record > one.record
+    assert longer.journal_per_update > 1.9 * one.journal_per_update
+
+
+# --- time -------------------------------------------------------------------------------------------------------
+
+
+def test_a_plan_and_the_simulator_agree():
+    config = config_of(run={"num_updates": 10}, staleness={"mode": "natural", "max_lag": 1})
+    plan = planned(config, of(QWEN_4B), workers=3)
+    again = simulate(config, parse(plan.durations, population=config.es.population), num_workers=3)
+    assert again.wall_clock_s == plan.simulated.wall_clock_s
+    assert plan.gpu_hours == pytest.approx(3 * again.total_s / 3600)
+
+
+def test_a_barrier_costs_whole_rounds_of_the_planned_seconds():
+    assumed = assume("h100", ["evaluation_cv=0", "message_s=0", "start_s=0", "core_noise_g_per_s=1e6"])
+    config = config_of(run={"num_updates": 5}, es={"population": 8})
+    plan = planned(config, of(QWEN_4B), workers=4, assumed=assumed)
+    takes = plan.phases
+    assert takes.evaluation == pytest.approx(takes.perturb + takes.prompts + takes.answers + takes.turns + takes.member)
+    expected = 5 * 2 * takes.evaluation + 4 * takes.catch_up
+    assert plan.simulated.wall_clock_s == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("population", [16, 30])
+def test_more_workers_never_take_longer_without_a_barrier(population):
+    assumed = assume("h100", ["evaluation_cv=0"])
+    config = config_of(
+        run={"num_updates": 12}, es={"population": population}, staleness={"mode": "natural", "max_lag": 4}
+    )
+    took = [
+        planned(config, of(QWEN_4B), workers=n, assumed=assumed).simulated.wall_clock_s for n in (1, 2, 3, 4, 8, 16)
+    ]
+    assert took == sorted(took, reverse=True)
+
+
+@pytest.mark.parametrize(
+    "faster",
+    ["memory_gb_per_s=99999", "bf16_tflops=99999", "link_gb_per_s=9999", "core_noise_g_per_s=999", "turn_s=0"],
+)
+def test_a_faster_machine_makes_no_phase_longer_and_one_shorter(faster):
+    config, shape, changed = config_of(engine={"base": "host"}), of(QWEN_4B), assume("h100", [faster])
+    seconds = [
+        [value for value in vars(phases(config, shape, EPISODE, gpu_memory(config, shape, assumed), assumed,
+                                         num_episodes=2)).values() if isinstance(value, float)]
+        for assumed in (H100, changed)
+    ]  # fmt: skip
+    assert all(after <= before for before, after in zip(*seconds, strict=True))
+    assert seconds[0] != seconds[1]
+
+
+def test_a_member_of_a_subspace_costs_the_update_its_share():
+    assumed = assume("h100", ["memory_gb_per_s=1e9", "link_gb_per_s=1e9"])  # noise alone
+    plain, parted = (
+        planned(config_of(es={"population": 8, "subspaces": k}), of(QWEN_4B), assumed=assumed).phases for k in (1, 4)
+    )
+    assert plain.catch_up == pytest.approx(8 * QWEN_4B / 150e9)
+    assert parted.catch_up == pytest.approx(plain.catch_up / 4)
+
+
+def test_a_head_with_a_gpu_streams_theta_through_it():
+    config = config_of(slurm={"head": {"gpus_per_task": 1}})
+    assert planned(config, of(QWEN_4B)).phases.head == "stream"
+    assert planned(config, of(QWEN_4B)).num_gpus == 3
+    without = config_of(slurm={"head": {"gpus_per_task": 1}}, head={"device": "cpu"})
+    assert planned(without, of(QWEN_4B)).phases.head == "cores"
+
+
+# --- what is given ----------------------------------------------------------------------------------------------
+
+
+def test_the_shape_is_read_from_a_folder_and_counts_what_is_trained(tmp_path):
+    layers = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 40}
+    folder = make(tmp_path / "model", **layers)
+    model = config_of(model={"path": str(folder), "exclude": ["*embed*"]}).model
+    shape = shape_of(model)
+    sizes = {name: tensor.size for name, tensor in values().items()}
+    assert shape.parameters == sum(sizes.values())
+    assert shape.trained == shape.parameters - sizes["model.embed_tokens.weight"]
+    assert (shape.kv_elements, shape.kv_heads) == (2 * 3 * 2 * 10, 2)
+    hybrid = make(tmp_path / "hybrid", **layers, layer_types=["linear_attention", "full_attention", "linear_attention"])
+    assert shape_of(model, described=hybrid).kv_elements == 2 * 2 * 10
+
+
+def test_a_model_elsewhere_has_to_be_described():
+    with pytest.raises(ConfigError, match=r"--parameters 4\.5e9"):
+        shape_of(config_of().model)
+    assert shape_of(config_of().model, parameters=5e9).kv_elements is None
+
+
+def test_the_length_of_an_episode_is_given_or_measured(tmp_path):
+    config = load(CONFIGS / "quickstart.yaml").config  # sudoku, 3 blanks, 1 token a turn
+    assert lengths.turn_limit(config) == 9
+    assert lengths.given(config, per_episode=400, answer_share=0.25) == Tokens(
+        391, 9, 9, "L is given, answers are assumed"
+    )
+    assert lengths.given(config, per_episode=20, answer_share=0.25).answer == 5
+    assert lengths.given(config, prompt=300, answer=3, turns=3, answer_share=0.25).total == 303
+    with pytest.raises(ConfigError, match="--tokens-per-episode L"):
+        lengths.given(config, prompt=300, answer_share=0.25)
+    run = stage(tmp_path / "staged", Staged())
+    episodes = run.episodes[run.episodes["kind"] == "train"]
+    measured = lengths.measured(run)
+    assert measured.total == pytest.approx((episodes["tokens_in"] + episodes["tokens_out"]).mean())
+
+
+def test_assumptions_can_be_set_and_mistakes_are_explained(tmp_path):
+    assert assume("h100", ["memory_gib=94"]).memory_gib == 94
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("gpu: a10\nturn_s: 0.5\n")
+    assert (assume(str(mine)).turn_s, assume(str(mine)).memory_gib) == (0.5, GPUS["a10"]["memory_gib"])
+    mine.write_text("memory_gib: 10\n")
+    for gpu, changes, complaint in (
+        ("h10", [], "did you mean h100"),
+        ("h100", ["prefil_share=1"], "did you mean prefill_share"),
+        ("h100", ["prefill_share=2"], "prefill_share=2"),
+        ("h100", ["prefill_share"], "KEY=VALUE"),
+        (str(mine), [], "memory_gb_per_s is missing"),
+        (str(tmp_path / "none.yaml"), [], "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            assume(gpu, changes)
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+def invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(app, ["plan", *arguments])
+
+
+SUDOKU = (
+    str(CONFIGS / "methods/agentic-esopt/sudoku-h5.yaml"),
+    "run.name=planned",
+    "model.path=elsewhere",
+    "run.num_updates=3",
+)
+
+
+def test_the_command_prints_what_it_assumes():
+    done = invoke(*SUDOKU, "--gpu", "h200", "--workers", "4", "--tokens-per-episode", "3600", "--parameters", "4.5e9")
+    assert done.exit_code == 0, done.output
+    lines = {line.split()[0]: line.split() for line in done.output.splitlines() if line.strip()}
+    for name, value in assume("h200").model_dump().items():
+        assert lines[name][1] == f"{value:g}"
+    assert "8.38 GiB" in done.output
+
+
+def test_its_json_has_the_numbers():
+    options = ("--workers", "4", "--tokens-in", "3000", "--tokens-out", "600", "--parameters", "4.5e9", "--json")
+    facts = json.loads(invoke(*SUDOKU, *options).stdout)
+    assert facts["memory"]["gpu"]["weights"] == 9e9
+    assert facts["compute"]["per_update"] == 2 * 32 * 32 * 3600 * 4.5e9
+    assert facts["gpu_hours"] == pytest.approx(4 * facts["simulated"]["total_s"] / 3600)
+    assert facts["assumptions"] == H100.model_dump()
+
+
+def test_a_machine_without_a_gpu_is_planned_like_any_other():
+    options = ("--gpu", str(CONFIGS / "hardware/two-cores.yaml"), "--workers", "2", "--parameters", "1.35e8")
+    tokens = ("--tokens-in", "141", "--tokens-out", "3", "--turns", "3", "--json")
+    facts = json.loads(invoke(str(CONFIGS / "quickstart.yaml"), *options, *tokens).stdout)
+    assert facts["num_gpus"] == facts["gpu_hours"] == 0
+    assert facts["phases"]["base"] == facts["phases"]["head"] == "cores"
+    assert facts["memory"]["worker_job"] > facts["memory"]["gpu"]["total"] + facts["memory"]["arena"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--workers", "0"], "--workers 0"),
+        (["--gpu", "h1000"], "did you mean h100"),
+        (["--tokens-per-episode", "-3"], "must be a number above 0"),
+        (["--parameters", "1e9"], "--tokens-per-episode L"),
+        (["--parameters", "1e9", "--active-parameters", "2e9"], "must be at most"),
+        (["--like", "nowhere", "--turns", "3", "--parameters", "1e9"], "leave out"),
+    ],
+)
+def test_mistakes_are_one_plain_message(arguments, complaint):
+    done = invoke(*SUDOKU, *arguments)
+    assert done.exit_code == 2
+    assert complaint in done.output
