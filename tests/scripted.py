@@ -188,5 +188,5 @@ class Corrupts(Fickle):
         for arena in [thing for thing in gc.get_objects() if isinstance(thing, Arena)]:
             if arena.version == 1 and not self.marker.exists():
                 self.marker.touch()
-                arena.tensor("model.norm.weight")[0] += 1
+                arena.tensor(arena.names[0])[0] += 1
         return super().step(text)

@@ -1,6 +1,7 @@
-"""Whole runs: real head, real workers, real transport, a tiny random Llama in the transformers engine.
+"""Whole runs: real head, real workers, real control plane, the laboratory's engine, which starts in a moment.
 
-The undisturbed run is made once; whatever else happens to a run, it must end with the same bits.
+The undisturbed run is made once; whatever else happens to a run, it must end with the same bits. What transformers and
+the collective plane add is in test_cli_run.py and test_chaos.py.
 """
 
 import json
@@ -17,7 +18,7 @@ import gated
 import pytest
 
 from hpc_es import store
-from hpc_es.params.tiny_llama import write_tiny_llama
+from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
@@ -31,11 +32,12 @@ model: {path: MODEL, dtype: float32}
 task:
   env: sudoku
   options: {size: 4, blanks: 2, partial_credit: true, action: digit, prompt: short}
-es: {population: 4, sigma: 0.05, alpha: 0.02, tasks_per_member: 3}
+  chat: false
+es: {population: 4, sigma: 0.5, alpha: 0.5, tasks_per_member: 3}
 sampling: {max_tokens: 1}
 eval: {every: 2, num_tasks: 4}
-engine: {kind: transformers, max_concurrent: 1, max_model_len: 512, threads: 1}
-transport: {heartbeat: 0.5, heartbeat_timeout: 10, collective_timeout: 5}
+engine: {kind: lab, max_concurrent: 1, max_model_len: 512, threads: 1}
+transport: {heartbeat: 0.5, heartbeat_timeout: 10, backend: none}
 checkpoint: {every: 2}
 launch: {workers: 2, stop_timeout: 20}
 """
@@ -49,7 +51,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.model = write_tiny_llama(folder / "tiny")
+        self.model = write_lab_model(folder / "model", LAB_MODELS["lab-100k"])
 
     def config(self, name: str, folder: Path | None = None, template: str = CONFIG) -> Path:
         text = (
@@ -135,14 +137,7 @@ def undisturbed(bench) -> Path:
 def test_a_run_ends_with_all_updates_a_table_and_no_process(bench, undisturbed):
     assert sorted(digests(undisturbed)) == [1, 2, 3, 4]
     assert processes_of(undisturbed) == []
-    output = bench.cli("run", bench.config("undisturbed"))  # again, at no cost
-    assert "finished" in output
-    assert len(RunPaths(undisturbed).segments()) == 1
-
-
-def test_verify_rebuilds_every_version_and_finds_the_same_bits(bench, undisturbed):
-    report = bench.answer("verify", undisturbed)
-    assert report["problems"] == []
+    bench.cli("verify", undisturbed)
 
 
 def test_the_log_answers_how_stale_every_result_was(undisturbed):
@@ -153,42 +148,8 @@ def test_the_log_answers_how_stale_every_result_was(undisturbed):
     assert (trained.consumed_version == trained.dispatch_version).all()
     assert (trained.status == "accepted").all()
     assert list(run.updates.version) == [1, 2, 3, 4]
-    assert list(run.evals.version) == [0, 2, 4]
+    assert sorted(run.evals.version) == [0, 2, 4]
     assert len(run.episodes) == 16 * 3 + 3 * 4
-
-
-def test_replay_writes_a_folder_that_transformers_loads_with_the_bits_of_the_run(bench, undisturbed, tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    from hpc_es.params import Arena
-
-    recorded = digests(undisturbed)
-    for version in (1, 4):
-        out = tmp_path / f"v{version}"
-        bench.cli("replay", undisturbed, "--version", version, "--out", out)
-        assert Arena.from_pretrained(out).digest() == recorded[version]
-        AutoModelForCausalLM.from_pretrained(out)
-
-
-def test_evaluating_a_version_afterwards_repeats_what_the_run_measured(bench, undisturbed):
-    answer = bench.answer("eval", undisturbed, "--version", 2)
-    evals = store.read(undisturbed).evals
-    of_run = evals[(evals.version == 2) & (evals.source == "run")].reward_mean.item()
-    assert answer["fitness"] == pytest.approx(of_run, abs=1e-12)
-    assert len(evals[evals.version == 2]) == 2
-
-
-def test_status_of_a_run_at_rest_comes_from_the_journal(bench, undisturbed):
-    status = bench.answer("status", undisturbed)
-    assert (status["version"], status["state"]) == (4, "finished")
-
-
-def test_a_changed_configuration_is_refused_with_the_difference_shown(bench, undisturbed):
-    output = bench.cli("run", bench.config("undisturbed"), "es.sigma=0.07", code=2)
-    assert "es.sigma" in output
-    assert "0.05" in output
-    assert "0.07" in output
-    assert "Traceback" not in output
 
 
 def test_a_head_that_would_go_on_otherwise_leaves_the_journal_alone(bench, undisturbed):
@@ -197,11 +158,11 @@ def test_a_head_that_would_go_on_otherwise_leaves_the_journal_alone(bench, undis
     (root / "config.yaml").write_text(
         (root / "config.yaml")
         .read_text()
-        .replace("sigma:\n    kind: constant\n    start: 0.05", "sigma:\n    kind: constant\n    start: 0.07")
+        .replace("sigma:\n    kind: constant\n    start: 0.5", "sigma:\n    kind: constant\n    start: 0.07")
     )
     output = bench.cli("head", root, "--local", code=2)
-    assert "es.sigma.start: 0.05 -> 0.07" in output
-    assert "es.sigma.start: 0.05 -> 0.07" in bench.cli("eval", root, code=2)
+    assert "es.sigma.start: 0.5 -> 0.07" in output
+    assert "es.sigma.start: 0.5 -> 0.07" in bench.cli("eval", root, code=2)
     assert len(RunPaths(root).segments()) == 1
 
 
