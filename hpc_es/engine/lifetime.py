@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hpc_es.engine.queues import sleep_while_waiting
+
 _POLL_S = 0.5
 _watching = False
 
@@ -53,6 +55,7 @@ def _tied(text: str) -> Tie:
     pid, started, scratch = text.split(":", 2)
     if int(pid) != os.getpid() and not _watching:
         _watching = True
+        sleep_while_waiting()
         watch = threading.Thread(target=_watch, args=(int(pid), started, Path(scratch)), daemon=True)
         watch.start()
     return Tie(text)
