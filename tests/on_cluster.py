@@ -58,10 +58,11 @@ def workers(paths: RunPaths) -> set[str]:
     return {worker.worker for worker in now.workers} if now else set()
 
 
-def wait_for_work(submission: Submission, *names: str) -> None:
-    """Until these incarnations, 12_0.1 is the second of 12_0, work on something."""
+def wait_for_work(submission: Submission, *names: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Until these incarnations, 12_0.1 is the second of 12_0, work on something; `meanwhile` again and again."""
 
     def busy() -> bool:
+        meanwhile()
         assert not submission.head.status()[0].is_final, "the head has ended"
         now = status(submission.paths)
         there = [worker.worker for worker in now.workers if worker.state == "busy"] if now else []
