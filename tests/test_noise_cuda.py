@@ -19,8 +19,8 @@ SIGNATURE = {
     "theta": "*fp32",
     "m": "*fp32",
     "v": "*fp32",
-    "values": "*fp32",
     "gauss": "*i16",
+    "digest": "*i64",
     "digests": "*i64",
     "squares": "*fp64",
     "bounds": "*i32",
@@ -38,7 +38,7 @@ def test_the_kernels_equal_the_reference_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(TESTS / "triton_twin.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent)
     assert done.returncode == 0, done.stdout[-5000:]
-    assert re.search(r"^8 passed", done.stdout, re.MULTILINE), done.stdout[-1000:]
+    assert re.search(r"^9 passed", done.stdout, re.MULTILINE), done.stdout[-1000:]
 
 
 def compiled(kernel: Any, constants: Mapping[str, Any], arch: int, options: Mapping[str, Any]) -> tuple[str, str]:
@@ -74,12 +74,18 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PERTURB = [
-    (cuda.perturb_kernel, {"NOISY": noisy, "NUM": num, "KIND": kind})
-    for noisy, num, kind in [(True, 1, "fp32"), (True, 4, "bf16"), (True, 64, "fp16"), (False, 1, "bf16")]
+    (cuda.perturb_kernel, {"NOISY": noisy, "NUM": num, "KIND": kind, "ROWS": rows})
+    for noisy, num, kind, rows in [
+        *((True, 1, "fp32", False), (True, 4, "bf16", False), (True, 64, "fp16", False), (False, 1, "bf16", False)),
+        *((True, 1, "fp32", True), (True, 1, "bf16", True)),
+    ]
 ]
-UPDATE = [(cuda.update_kernel, {"STATES": states, "NUM": num}) for states, num in [(0, 1), (0, 4), (1, 1)]]
-DIGEST = [(cuda.digest_kernel, {})]
-ADAM = (cuda.update_kernel, {"STATES": 2, "NUM": 1})
+UPDATE = [
+    (cuda.update_kernel, {"STATES": states, "NUM": num, "ROWS": rows})
+    for states, num, rows in [(0, 1, False), (0, 4, False), (1, 1, False), (0, 1, True)]
+]
+DIGEST = [(cuda.digest_kernel, {"ROWS": rows}) for rows in (False, True)]
+ADAM = (cuda.update_kernel, {"STATES": 2, "NUM": 1, "ROWS": False})
 
 
 @pytest.mark.parametrize("arch", [80, 90])
@@ -88,8 +94,13 @@ def test_nothing_is_fused_flushed_or_approximate(kernel: Any, constants: dict[st
     ptx, sass = compiled(kernel, {**constants, "ALIGNED": True, "B": cuda.TILE}, arch, cuda.EXACT)
     assert not re.search(r"\.ftz|\.approx|\bfma\.\w+\.f", ptx)
     assert not re.search(r"\bFFMA|\.FTZ|\bMUFU", sass)
-    assert "LDG.E" in sass
-    assert ".128" in sass, "memory is read 16 bytes at a time"
+    moved = set(re.findall(r"\b(LDG|STG)\.E(?:\.EF)?(\.\w+)?", sass))
+    assert ("LDG", ".128") in moved, "memory is read 16 bytes at a time"
+    if kernel is not cuda.update_kernel:  # which also moves its members and sums
+        assert moved <= {("LDG", ".128"), ("STG", ".128"), ("LDG", ".U16")}
+    assert kernel is cuda.digest_kernel or ("STG", ".128") in moved
+    sums = set(re.findall(r"\b(?:RED|ATOM)G?\.[\w.]+", sass))
+    assert sums == {"REDG.E.ADD.64.STRONG.GPU"} or sums == {"RED.E.ADD.64.STRONG.GPU"}, "integers, in any order"
 
 
 @pytest.mark.parametrize("arch", [80, 90])

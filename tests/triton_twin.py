@@ -58,6 +58,22 @@ def test_update(num_states: int, layout: Layout, start: int, idents: tuple[int, 
     assert close(trace, wanted)
 
 
+def test_pieces_of_a_pass_add_up_on_the_device() -> None:
+    """The same plan for every piece; what does not count, such as a second copy of a piece, is updated all the same."""
+    versions = [Update([5], [1e-3]), Update([6, 7], [1e-3, 2e-3], [0, 3], 4, [9, 9]), Update([8], [1e-3])]
+    before = np.linspace(-1, 1, 5000, dtype=np.float32)
+    expected, theta, copy = before.copy(), torch.from_numpy(before.copy()), torch.from_numpy(before.copy())
+    plan, total = cuda.Plan.of(versions, theta.device), cuda.zero(theta.device)
+    for start in range(0, 5000, 1608):
+        piece = slice(start, start + 1608)
+        assert cuda.perturb(theta[piece], torch.empty_like(theta[piece]), 3, None, start=start, total=total) is total
+        plan.apply(theta[piece], 3, start=start)
+        plan.apply(copy[piece], 3, start=start, counts=False)
+    assert close(plan.trace(), reference.update(expected, 3, versions))
+    assert theta.numpy().tobytes() == copy.numpy().tobytes() == expected.tobytes()
+    assert int(total) % 2**64 == reference.digest(before, 3)
+
+
 def test_versions_with_other_numbers_of_subspaces_follow_each_other() -> None:
     versions = [Update([5], [1e-3]), Update([6, 7], [1e-3, 2e-3], [0, 3], 4, [9, 9]), Update([8], [1e-3])]
     expected = np.linspace(-1, 1, 5000, dtype=np.float32)
