@@ -1,6 +1,8 @@
 """Episodes of one evaluation: what is an outcome, what is a fault, and what the faults lead to."""
 
 import asyncio
+import time
+from contextlib import nullcontext
 
 import msgspec
 import numpy as np
@@ -101,6 +103,26 @@ def test_an_instant_environment_is_played_without_a_thread_and_its_faults_are_na
     with pytest.raises(EnvError, match=r"scripted:Instant: step 1 of task 4 raised ValueError: the tool server"):
         play("Instant", tasks=(4,))
     scripted.FAULTS.clear()
+
+
+@pytest.mark.parametrize("fault", [None, OSError("no such sandbox")])
+def test_the_first_environment_is_made_alone_and_the_others_at_the_same_time(fault: OSError | None):
+    num_making, most, is_first = 0, {True: 0, False: 0}, True
+
+    def make(kind: str) -> scripted.Steps:
+        nonlocal num_making, is_first
+        num_making, was_first = num_making + 1, is_first
+        time.sleep(0.2)
+        most[was_first] = max(most[was_first], num_making)
+        num_making, is_first = num_making - 1, False
+        if fault is not None:
+            raise fault
+        return scripted.Steps()
+
+    player = Player(make_config("Steps"), scripted.Echo(), make)
+    with pytest.raises(EnvError, match="no such sandbox") if fault else nullcontext():
+        asyncio.run(player.play(Assignment(EvalId(0, 0), 1, "train", None, tuple(range(4)), sampling_seed=11)))
+    assert most[True] == 1 < most[False]
 
 
 def test_a_reward_of_nan_is_a_fault_and_not_a_number():

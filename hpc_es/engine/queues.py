@@ -13,9 +13,9 @@ sees that message then. A step takes longer than this, so that nobody spins duri
 
 
 def sleep_while_waiting() -> None:
-    """In the calling process, for queues that are made from now on; on a GPU the cores are free, and nothing changes."""
+    """In this process, for queues that are made from now on; beside a GPU, where cores are free, nothing changes."""
     from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        SpinCondition.__init__ = partialmethod(SpinCondition.__init__, busy_loop_s=SPIN_S)  # type: ignore[method-assign, assignment]
+        SpinCondition.__init__ = partialmethod(SpinCondition.__init__, busy_loop_s=SPIN_S)

@@ -29,6 +29,8 @@ EXAMPLES_SEED = 99
 
 
 class Sudoku(Env):
+    instant = True
+
     @validate_call
     def __init__(
         self,

@@ -55,6 +55,8 @@ class Player:
         self._keep = keep
         self._num_stuck = 0
         self._instant: set[Kind] = set()
+        self._made: set[Kind] = set()
+        self._making_first = asyncio.Lock()
         if engine.tokenizer is None:
             if not config.task.chat:
                 raise ConfigError(f"task.chat=false: engine.kind={config.engine.kind} takes chats only; leave it on")
@@ -108,7 +110,19 @@ class Player:
             await self._in_env(env.close, what=f"close after task {task}", instant=env.instant)
 
     async def _make(self, kind: Kind) -> Env:
-        """An environment; the first one of its kind says whether the others are made in an instant."""
+        """An environment. The first one of its kind is made alone: it fills caches that else all of them would
+        fill at the same time."""
+        if kind not in self._made:
+            async with self._making_first:
+                if kind not in self._made:
+                    try:
+                        return await self._make_one(kind)
+                    finally:
+                        self._made.add(kind)
+        return await self._make_one(kind)
+
+    async def _make_one(self, kind: Kind) -> Env:
+        """The first one says whether the others are made in an instant."""
         what = "making the environment"
         env = await self._in_env(self._make_env, kind, what=what, instant=kind in self._instant)
         if env.instant:
