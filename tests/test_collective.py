@@ -1,72 +1,22 @@
 """The collective plane with real Gloo groups: the head here, each worker in a process of its own."""
 
-import multiprocessing
 import os
-import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
-from queue import Empty, SimpleQueue
-from typing import Any
+from queue import Empty
 
 import pytest
+from collective_peers import HOST, TIMEOUT_S, Head, Worker
 
 from hpc_es.errors import TransportError
 from hpc_es.transport.backends import Backend, Choice, Offer, choose_backend, own_offer
-from hpc_es.transport.collective import EpochEvent, EpochFailed, EpochUp, HeadCollective, WorkerCollective, sha256
+from hpc_es.transport.collective import EpochFailed, EpochUp, WorkerCollective, sha256
 from hpc_es.transport.messages import OpenEpoch
 
-HOST = "127.0.0.1"
-TIMEOUT_S = 3.0
 RECORD = os.urandom(10_000)
-# Workers are forked from a process that has imported torch and done nothing else: one import instead of one each
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["torch", "hpc_es.transport.collective"])
-
-
-def serve(pipe: Connection) -> None:
-    """A worker process: performs (method, arguments) on a WorkerCollective, answers with the result or the error."""
-    collective = WorkerCollective(TIMEOUT_S)
-    pipe.send("up")
-    while True:
-        method, arguments = pipe.recv()
-        if method == "exit":
-            collective.leave()
-            return
-        try:
-            pipe.send(getattr(collective, method)(*arguments))
-        except TransportError as error:
-            pipe.send(error)
-
-
-class Worker:
-    def __init__(self) -> None:
-        self.pipe, theirs = PROCESSES.Pipe()
-        self.process = PROCESSES.Process(target=serve, args=(theirs,), daemon=True)
-        self.process.start()
-        theirs.close()
-
-    def start(self, method: str, *arguments: Any) -> None:
-        self.pipe.send((method, arguments))
-
-    def answer(self) -> Any:
-        assert self.pipe.poll(30), "the worker does not answer"
-        return self.pipe.recv()
-
-    def kill(self) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.join()
-
-    def end(self) -> None:
-        if self.process.is_alive():
-            self.start("exit")
-        self.process.join(10)
-        self.process.close()
-        self.pipe.close()
 
 
 @pytest.fixture(scope="module")
@@ -77,33 +27,6 @@ def workers() -> Iterator[list[Worker]]:
     yield made
     for worker in made:
         worker.end()
-
-
-class Head:
-    """A HeadCollective and the events that it sent."""
-
-    def __init__(self) -> None:
-        self.events: SimpleQueue[EpochEvent] = SimpleQueue()
-        self.collective = HeadCollective(HOST, TIMEOUT_S, self.events.put)
-
-    def next_event(self, timeout_s: float = 3 * TIMEOUT_S) -> EpochEvent:
-        return self.events.get(timeout=timeout_s)
-
-    def open(self, epoch: int, members: list[Worker]) -> None:
-        calls = self.collective.open(epoch, [str(index) for index in range(len(members))], "gloo")
-        for worker, call in zip(members, calls.values(), strict=True):
-            worker.start("join", call)
-
-    def bring_up(self, epoch: int, members: list[Worker]) -> None:
-        self.open(epoch, members)
-        assert self.next_event() == EpochUp(epoch)
-        assert [worker.answer() for worker in members] == [None] * len(members)
-
-    def broadcast(self, epoch: int, data: bytes, members: list[Worker]) -> list[Any]:
-        for worker in members:
-            worker.start("receive", epoch, len(data))
-        self.collective.broadcast(epoch, data)
-        return [worker.answer() for worker in members]
 
 
 @pytest.fixture

@@ -104,18 +104,24 @@ class Group:
 def within(seconds: float, call: Callable[[], _T]) -> _T:
     """The result of a call, made in a thread of its own. Errors: TransportError when it takes longer."""
     future: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="torch-call", daemon=True).start()
+    threading.Thread(target=_carry_out, args=(future, call), name="torch-call", daemon=True).start()
     try:
         return future.result(seconds + _GRACE_S)
     except TimeoutError:
         raise TransportError(f"torch was still busy after {seconds + _GRACE_S:g} s") from None
+    finally:
+        del future  # as below
+
+
+def _carry_out(future: "Future[_T]", call: Callable[[], _T]) -> None:
+    try:
+        future.set_result(call())
+    except BaseException as error:
+        future.set_exception(error)
+    finally:
+        # An error's traceback holds these frames, and what torch left in them. If they held the error too, the group's
+        # connections would stay open until the next garbage collection, and its other members would wait for nothing.
+        del future, call
 
 
 def import_distributed() -> Any:

@@ -14,7 +14,7 @@ from hpc_es.config.schema import TransportConfig
 from hpc_es.engine.base import Engine
 from hpc_es.errors import DigestMismatch, TransportError
 from hpc_es.transport.messages import OpenTransfer
-from hpc_es.transport.transfer import received
+from hpc_es.transport.transfer import Receiving
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Arrival:
         began = time.monotonic()
         timeout_s, interface = self._config.collective_timeout, self._config.interface
         try:
-            buckets = received(call, timeout_s=timeout_s, interface=interface, stop=stop)
+            buckets = Receiving(call, timeout_s=timeout_s, interface=interface, stop=stop)
             await self._engine.receive(call.version, call.digest, buckets)
         except (TransportError, DigestMismatch) as error:
             log.warning("theta_%d did not come by broadcast: %s", call.version, error)
