@@ -45,7 +45,8 @@ def paced(monkeypatch) -> None:
 
 @pytest.mark.timeout(900)
 def test_random_kills_of_everything_change_no_bit(tmp_path, paced):
-    output = of_llama(tmp_path, "--moments", "5", "--seed", "3", "run.num_updates=8", "task.env=gated:Sudoku")
+    short = ("run.num_updates=6", "es.tasks_per_member=3", "task.env=gated:Sudoku")
+    output = of_llama(tmp_path, "--moments", "5", "--seed", "3", *short)
     assert len(faults(output)) >= 3
 
 
@@ -73,6 +74,6 @@ def test_faults_of_a_cluster_lose_no_result_of_natural_asynchrony_and_count_none
 
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
-def test_kills_of_vllm_workers_and_of_the_head_change_no_bit(tmp_path):
-    options = ("--moments", "2", "--seed", "0", "--faults", "worker,both")
-    assert faults(of_llama(tmp_path, *options, "engine.kind=vllm", "run.num_updates=4"))
+def test_a_kill_of_a_vllm_worker_and_of_the_head_changes_no_bit(tmp_path):
+    options = ("--moments", "1", "--faults", "both", "engine.kind=vllm", "launch.workers=1", "run.num_updates=3")
+    assert faults(of_llama(tmp_path, *options)) == ["both"]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from hpc_es.cli import app
 from hpc_es.config.schema import SamplingConfig
 from hpc_es.engine.lab import AsciiTokenizer, draw
 from hpc_es.envs import lab, make
@@ -175,6 +177,6 @@ def test_a_whole_run_of_the_laboratory_is_verified_and_replayed(tmp_path: Path, 
 
 
 def hpc_es(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "hpc_es", *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    return done.output

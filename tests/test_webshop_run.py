@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from hpc_es import store
+from hpc_es.cli import app
 from hpc_es.launch.manifest import read_tasks
 from hpc_es.params.models import get_model
 from hpc_es.paths import RunPaths
@@ -29,15 +31,10 @@ SMALL = (
 )
 
 
-def _cli(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hpc_es", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done
-
-
 def _answer(*arguments: object) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(_cli(*arguments, "--json").stdout)
+    done = CliRunner().invoke(app, [*map(str, arguments), "--json"])
+    assert done.exit_code == 0, done.output
+    answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 
 
@@ -46,7 +43,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, shared_data: Path) -> RunPaths
     folder = tmp_path_factory.mktemp("runs")
     model = get_model("smollm2-135m", ROOT / "models" / "smollm2-135m")
     places = (f"run.dir={folder}", f"model.path={model}", f"task.options.data_dir={shared_data / 'webshop'}")
-    _cli("run", ROOT / "configs" / "webshop_smollm2.yaml", *SMALL, *places)
+    command = [sys.executable, "-m", "hpc_es", "run", str(ROOT / "configs" / "webshop_smollm2.yaml"), *SMALL, *places]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
     return RunPaths(folder / "webshop-smollm2")
 
 
