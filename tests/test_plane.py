@@ -1,0 +1,178 @@
+"""What the core decides about the collective plane: backends, epochs, and who is sent theta."""
+
+import pytest
+from theatre import Stage, make_config
+
+from hpc_es.config.schema import TransportConfig
+from hpc_es.es.records import Commit, EvalId
+from hpc_es.head.crew import Crew
+from hpc_es.head.events import Received, Tick, TransferEnded, TransferReady, Updated
+from hpc_es.head.instructions import Broadcast, Instruction, OpenGroup, Send, Transfer, Update
+from hpc_es.head.plane import NCCL_TRIES, Plane
+from hpc_es.store import records as journal
+from hpc_es.transport import messages
+from hpc_es.transport.backends import Offer
+
+BROADCAST = {"join": "broadcast", "backend": "auto"}
+
+
+class Theatre:
+    """A plane, its crew and the events that it left."""
+
+    def __init__(self, offer: Offer = Offer("gloo"), **settings: str) -> None:  # noqa: B008
+        self.crew, self.events = Crew(), list[str]()
+        config = TransportConfig.model_validate({**BROADCAST, **settings})
+        self.plane = Plane(config, self.crew, offer, lambda level, what, detail: self.events.append(f"{what} {detail}"))
+
+    def join(self, name: str, offer: Offer = Offer("gloo"), version: int = 0, holding: EvalId | None = None) -> None:  # noqa: B008
+        hello = messages.Hello(name, name, "host", 1, 0, {}, holding, 3, offer.backend, False, offer.gpu, version)
+        self.plane.welcome(self.crew.join(hello, 0.0), hello, version=4)
+
+    def state(self, name: str) -> str:
+        return self.crew.workers[name].state
+
+
+# --- epochs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_head_and_a_worker_on_one_gpu_meet_by_gloo_and_one_event_says_why() -> None:
+    theatre = Theatre(Offer("nccl", "GPU-0"))
+    for name, gpu in (("a", "GPU-0"), ("b", "GPU-1")):
+        theatre.join(name, Offer("nccl", gpu))
+        (opened,) = theatre.plane.change_epoch()
+        assert isinstance(opened, OpenGroup)
+        assert opened.backend == "gloo"
+    assert len(theatre.events) == 1
+    assert "2 share GPU-0" in theatre.events[0]
+
+
+def test_nccl_that_does_not_come_up_gives_way_to_gloo() -> None:
+    theatre = Theatre(Offer("nccl", "GPU-0"))
+    theatre.join("a", Offer("nccl", "GPU-1"))
+    backends = []
+    for _ in range(NCCL_TRIES + 1):
+        (opened,) = theatre.plane.change_epoch()
+        assert isinstance(opened, OpenGroup)
+        backends.append(opened.backend)
+        theatre.plane.end_epoch(opened.epoch, "ncclSystemError")
+    assert backends == ["nccl"] * NCCL_TRIES + ["gloo"]
+    assert "uses Gloo in place of NCCL" in theatre.events[NCCL_TRIES]
+
+
+def test_the_epoch_changes_once_per_commit_and_only_with_its_members() -> None:
+    theatre = Theatre()
+    theatre.join("a")
+    theatre.join("b")
+    (opened,) = theatre.plane.change_epoch()
+    theatre.plane.group_up(1)
+    assert theatre.plane.change_epoch() == []
+    assert kinds(theatre.plane.announce(Commit(5, 0.1, ()))) == [Send, Send, Broadcast]
+    theatre.crew.leave("a")
+    told = theatre.plane.announce(Commit(6, 0.1, ()))
+    assert kinds(told) == [Send]
+    assert isinstance(told[0], Send)
+    assert isinstance(told[0].message, messages.Announce)
+    assert told[0].message.record is not None
+    (opened,) = theatre.plane.change_epoch()
+    assert isinstance(opened, OpenGroup)
+    assert opened.workers == ("b",)
+
+
+# --- transfers -------------------------------------------------------------------------------------------------
+
+
+def test_joiners_share_a_transfer_and_get_no_work_until_it_has_ended() -> None:
+    theatre = Theatre()
+    theatre.join("a")
+    theatre.join("b")
+    assert theatre.crew.first_idle() is None
+    (transfer,) = theatre.plane.open_transfer(4, 99)
+    assert transfer == Transfer(1, ("a", "b"), "gloo", 4, 99)
+    theatre.join("c")
+    assert theatre.plane.open_transfer(4, 99) == []  # one at a time
+    theatre.plane.end_transfer(("a",), 10, 0.1, "")
+    assert [theatre.state(name) for name in "abc"] == ["ready", "ready", "joining"]
+    assert "b did not come" in theatre.events[-1]
+    assert theatre.plane.open_transfer(5, 98) == [Transfer(2, ("c",), "gloo", 5, 98)]
+    theatre.plane.end_transfer((), 0, 0.0, "nobody came")
+    assert theatre.state("c") == "ready"
+    assert "nobody came" in theatre.events[-1]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"version": 4},
+        {"holding": EvalId(3, 0)},
+        {"offer": Offer("none")},
+        {"settings": {"join": "checkpoint"}},
+        {"head": Offer("none")},
+    ],
+)
+def test_who_needs_or_can_have_no_transfer_is_ready_at_once(case: dict) -> None:
+    theatre = Theatre(case.pop("head", Offer("gloo")), **case.pop("settings", {}))
+    theatre.join("a", **case)
+    assert theatre.state("a") == "ready"
+    assert theatre.plane.open_transfer(4, 99) == []
+
+
+def test_a_joiner_that_is_lost_meanwhile_is_not_called() -> None:
+    theatre = Theatre()
+    theatre.join("a")
+    theatre.join("b")
+    theatre.plane.open_transfer(4, 99)
+    theatre.crew.leave("a")
+    calls = {name: messages.OpenTransfer(1, 0, "gloo", "h", 1, 4, 99, 10, 10) for name in "ab"}
+    assert theatre.plane.call(calls) == [Send("b", calls["b"])]
+    theatre.plane.end_transfer(("b",), 10, 0.1, "")
+    assert theatre.state("b") == "ready"
+
+
+def test_a_worker_whose_theta_came_damaged_leaves_an_event() -> None:
+    theatre = Theatre()
+    theatre.plane.arrived(messages.Arrived("a", 1, False, "digest 1, announced was 2"))
+    assert "announced was 2" in theatre.events[0]
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """A run at version 1, whose digest is known, with two workers."""
+    stage = Stage(make_config(transport=BROADCAST, eval={"num_tasks": 0}))
+    stage.add_worker("old")
+    while stage.core.ledger.version < 1 or 1 not in stage.core.ledger.digests:
+        stage.move(stage.moves()[0])
+    return stage
+
+
+def test_commits_go_out_during_a_transfer_and_the_arena_updates_after_it(stage: Stage) -> None:
+    done: list[Instruction] = []
+
+    def tell(event: object) -> None:
+        instructions = stage.core.handle(event, stage.now)  # type: ignore[arg-type]
+        done.extend(instructions)
+        stage.perform(instructions)
+
+    tell(Received(messages.Hello("new", "new", "host", 1, stage.core.ledger.digests[0], {}, collective="gloo")))
+    assert stage.core.crew.workers["new"].state == "joining"
+    tell(Tick())
+    assert kinds(done)[-1] is Transfer
+    tell(TransferReady({"new": messages.OpenTransfer(1, 0, "gloo", "h", 1, 1, 0, 10, 10)}))
+    while stage.core.ledger.version < 2:  # the arena's thread is busy, so no arena job is done
+        stage.move(next(move for move in stage.moves() if move != "arena"))
+    assert isinstance(stage.arena_jobs[-1] if stage.arena_jobs else None, Update | OpenGroup)
+    assert stage.core.crew.workers["new"].state == "joining"
+    tell(TransferEnded(("new",), 10, 0.1))
+    assert stage.core.crew.workers["new"].state == "ready"
+    assert any(isinstance(r, journal.Noted) and "sent theta_1 to new" in r.what for r in stage.records)
+
+
+def test_no_transfer_begins_before_the_arena_has_come_to_the_version(stage: Stage) -> None:
+    stage.core.ledger.digests.pop(1)
+    stage.handle(Received(messages.Hello("new", "new", "h", 1, stage.core.ledger.digests[0], {}, collective="gloo")))
+    assert not any(isinstance(i, Transfer) for i in stage.core.handle(Tick(), stage.now))
+    (transfer,) = [i for i in stage.core.handle(Updated(1, 77, 0.0, 0.0), stage.now) if isinstance(i, Transfer)]
+    assert (transfer.version, transfer.digest) == (1, 77)
+
+
+def kinds(instructions: list[Instruction]) -> list[type]:
+    return [type(instruction) for instruction in instructions]
