@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, Model
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
 from hpc_es.params.arena import Arena
+from hpc_es.params.receive import receive
 from hpc_es.params.regions import Region, choose_counted
 
 log = logging.getLogger(__name__)
@@ -159,6 +160,17 @@ class VllmEngine(Engine):
         await asyncio.to_thread(self._arena.reload, checkpoint)
         self._digest = await asyncio.to_thread(self._arena.digest)
         await self._rpc("es_reload", self.version)
+
+    async def receive(self, version: int, digest: int, buckets: Iterable[memoryview]) -> None:
+        with self._gate.change("receive", writes=False):
+            await to_the_end(self._receive(version, digest, buckets))
+
+    async def _receive(self, version: int, digest: int, buckets: Iterable[memoryview]) -> None:
+        try:
+            await asyncio.to_thread(receive, self._arena, version, digest, buckets)
+        finally:
+            self._digest = digest if self.version == version else self._arena.base_digest
+            await self._rpc("es_reload", self.version)
 
     async def update(self, commits: Sequence[Commit]) -> None:
         if not commits:
