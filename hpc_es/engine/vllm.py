@@ -106,12 +106,14 @@ class VllmEngine(Engine):
             "optimiser": self._arena.optimiser,
         }
         ranks = await self._rpc("es_attach", arena, threads)
-        cores = [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]
-        self._processes = {pid: process_start(pid) for pid in [*cores, *(rank["pid"] for rank in ranks)]}
+        self._processes = {pid: process_start(pid) for pid in [*self._cores(), *(rank["pid"] for rank in ranks)]}
         if obstacle := await self._write_directly(ranks):
             await self._rpc("es_write_through_load_weights")
             log.info("members are written through load_weights: %s", obstacle)
         self._way = f"load_weights: {obstacle}" if obstacle else "direct"
+
+    def _cores(self) -> list[int]:
+        return [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]
 
     async def _write_directly(self, ranks: list[dict[str, Any]]) -> str:
         """Have all ranks write members through the direct map; returns what stands against it."""
