@@ -16,13 +16,13 @@ import torch
 from hpc_es.errors import EngineError
 from hpc_es.es import optimiser as optimisers
 from hpc_es.es.records import Commit, Member
-from hpc_es.noise import BLOCK, Rows, State, cuda
+from hpc_es.noise import BLOCK, Rows, State, Trace, Update, cuda
 from hpc_es.params.arena import Arena, perturbation_of
 from hpc_es.params.base import Base, Residence, Target
 from hpc_es.params.pinned import pin
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
-from hpc_es.params.streamed import MOST_STAGING, Ring, StreamedBase, held_by
+from hpc_es.params.streamed import MOST_STAGING, Ring, StreamedBase, Whole, held_by, in_passes
 from hpc_es.params.streams import Streams, streams_on
 
 RESERVE = 2**30
@@ -152,6 +152,7 @@ class DeviceBase:
 
     def write(self, member: Member | None) -> int:
         """See Base.write."""
+        self._whole.check()
         noisy, total, elsewhere = perturbation_of(member), cuda.zero(self._device), cuda.zero(self._device)
         for copy in self._copies:
             reached, sums = noisy if copy.trained else None, total if copy.region.counts else elsewhere
@@ -162,23 +163,28 @@ class DeviceBase:
     def apply(self, commits: Sequence[Commit]) -> UpdateReport:
         """See Base.apply."""
         begin = time.monotonic()
+        self._whole.check()
         updates = self.arena.updates(commits)
         if not updates:
             return UpdateReport((self._digest(),), (), time.monotonic() - begin)
-        plan = cuda.Plan.of(updates, self._device)
-        for copy in self._copies:
-            if copy.trained:
-                start, counts = copy.region.start, copy.region.counts
-                plan.apply(copy.theta, copy.ident, start=start, state=copy.state, rows=copy.rows, counts=counts)
-        trace = plan.trace()
+        with self._whole.update():
+            trace = in_passes(updates, self._pass)
+            self._state = self._state_digest()
         self.arena.version += len(updates)
-        self._state = self._state_digest()
         digests = tuple((self._untrained + digest) % 2**64 for digest in trace.digests)
         return UpdateReport(digests, tuple(trace.squares), time.monotonic() - begin)
 
     def reload(self) -> None:
         """The arena was loaded anew."""
         self._load(Ring(self._device))
+
+    def _pass(self, updates: Sequence[Update]) -> Trace:
+        plan = cuda.Plan.of(updates, self._device)
+        for copy in self._copies:
+            if copy.trained:
+                start, counts = copy.region.start, copy.region.counts
+                plan.apply(copy.theta, copy.ident, start=start, state=copy.state, rows=copy.rows, counts=counts)
+        return plan.trace()
 
     def _load(self, ring: Ring) -> None:
         """theta and state := the arena's."""
@@ -192,6 +198,7 @@ class DeviceBase:
                         staged = slot.buffer[: source.numel()]
                         copied = lanes.submit("in", partial(staged.copy_, source, non_blocking=True), slot.free)
                         slot.free = [lanes.submit("compute", partial(_gather, staged, part, to), [copied])]
+        self._whole = Whole()
         self._untrained = sum(self._theta_digest(c) for c in self._copies if not c.trained and c.region.counts)
         self._state = self._state_digest()
 

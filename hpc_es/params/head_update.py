@@ -51,9 +51,12 @@ def head_update(arena: Arena, device: Literal["auto", "cpu", "cuda"]) -> Apply:
 
 def on_device(arena: Arena, device: "torch.device", **options: Any) -> Apply:
     """Stream the arena through a device; options as in Streamed. Errors: RuntimeError when the device cannot do it."""
+    from hpc_es.params.pinned import pin
     from hpc_es.params.streamed import Streamed
 
     _try_out(device)
+    if device.type == "cuda":
+        pin(arena.memory, arena)
     streamed = Streamed(arena, device, **options)
 
     def apply(commits: Sequence[Commit]) -> UpdateReport:
@@ -66,6 +69,7 @@ def on_device(arena: Arena, device: "torch.device", **options: Any) -> Apply:
                 "GPU stays as it is"
             ) from error
 
+    log.info("theta is updated on %s, through which the arena streams", device)
     return apply
 
 

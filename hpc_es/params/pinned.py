@@ -14,6 +14,9 @@ from hpc_es.noise import Array
 PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device of this process."""
 
+ALREADY = 712
+"""cudaErrorHostMemoryAlreadyRegistered."""
+
 log = logging.getLogger(__name__)
 
 
@@ -26,6 +29,8 @@ def pin(memory: Array, owner: object, cudart: Any = None) -> bool:
     address = memory.ctypes.data
     if code := int(cudart.cudaHostRegister(address, memory.nbytes, PORTABLE)):
         _forget_error()
+        if code == ALREADY:
+            return True
         log.warning(
             "CUDA could not pin the %.2f GiB of theta's arena (cudaHostRegister: error %d, %s), so copies to and from "
             "the device are slower; the limits on locked memory (ulimit -l) and on the job's memory decide",

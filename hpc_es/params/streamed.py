@@ -6,7 +6,8 @@ half of it, and nothing is made of that until the arena is loaded anew.
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import cycle
 from typing import NamedTuple
@@ -16,7 +17,7 @@ import torch
 from hpc_es.errors import EngineError
 from hpc_es.es import optimiser as optimisers
 from hpc_es.es.records import Commit, Member
-from hpc_es.noise import BLOCK, State, cuda, kernels, tensor_id, threads
+from hpc_es.noise import BLOCK, State, Trace, Update, cuda, kernels, tensor_id, threads
 from hpc_es.params.arena import CHUNK, Arena, perturbation_of
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
@@ -25,6 +26,8 @@ from hpc_es.params.streams import Event, Streams, streams_on
 STAGING = 96 * 2**20
 """Bytes of a ring of staging buffers; never more than MOST_STAGING."""
 MOST_STAGING = 256 * 2**20
+VERSIONS = 64
+"""Updates in one pass at most: the members and sums of a long catch-up would take more memory than its passes save."""
 
 
 class Held(NamedTuple):
@@ -57,6 +60,25 @@ def held_by(arena: Arena) -> dict[str, Held]:
         )
         for name in arena.names
     }
+
+
+class Whole:
+    """Whether theta is: an update that breaks off leaves half of itself."""
+
+    def __init__(self) -> None:
+        self._is_whole = True
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """It is whole again when this ends without an error."""
+        self._is_whole = False
+        yield
+        self._is_whole = True
+
+    def check(self) -> None:
+        """Errors: EngineError."""
+        if not self._is_whole:
+            raise EngineError("the device failed in an update, and theta is half of it: load a checkpoint, or restart")
 
 
 class Slot:
@@ -109,18 +131,29 @@ class Streamed:
         trained = [held for held in self._held.values() if held.trained]
         parts = [(held, start) for held in trained for start in range(0, held.theta.numel(), self._size)]
         self._parts = parts[rank::num_ranks]
-        self._whole = True
+        self._whole = Whole()
         self._rest: int | None = None
 
     def apply(self, commits: Sequence[Commit]) -> UpdateReport:
         """As Arena.apply, of this rank's slice."""
         begin = time.monotonic()
-        self._check()
+        self._whole.check()
         updates = self.arena.updates(commits)
         if not updates:
             return self.arena.apply([], rank=self._rank, num_ranks=self._num_ranks)
-        rest, plan = self._untrained(), cuda.Plan.of(updates, self._device)
-        self._whole = False
+        rest = self._untrained()
+        with self._whole.update():
+            trace = in_passes(updates, self._pass)
+        self.arena.version += len(updates)
+        digests = tuple((rest + digest) % 2**64 for digest in trace.digests)
+        return UpdateReport(digests, tuple(trace.squares), time.monotonic() - begin)
+
+    def reload(self) -> None:
+        """The arena was loaded anew."""
+        self._whole, self._rest = Whole(), None
+
+    def _pass(self, updates: Sequence[Update]) -> Trace:
+        plan = cuda.Plan.of(updates, self._device)
         with self._streams as lanes:
             for (held, start), slot in zip(self._parts, self._ring.slots(), strict=False):
                 planes = [plane[start : start + self._size] for plane in held.planes]
@@ -130,22 +163,7 @@ class Streamed:
                 update = partial(plan.apply, staged[0], held.ident, start=start, state=state)
                 done = lanes.submit("compute", update, [copied])
                 slot.free = [lanes.submit("out", partial(_copy, planes, staged), [done])]
-        trace = plan.trace()
-        self._whole = True
-        self.arena.version += len(updates)
-        digests = tuple((rest + digest) % 2**64 for digest in trace.digests)
-        return UpdateReport(digests, tuple(trace.squares), time.monotonic() - begin)
-
-    def reload(self) -> None:
-        """The arena was loaded anew."""
-        self._whole, self._rest = True, None
-
-    def _check(self) -> None:
-        if not self._whole:
-            raise EngineError(
-                f"the device failed while version {self.arena.version + 1} was computed, and theta is half of it: load "
-                "a checkpoint, or start again"
-            )
+        return plan.trace()
 
     def _untrained(self) -> int:
         """What the tensors that no update reaches add to every digest; remembered until the arena is loaded anew."""
@@ -179,7 +197,7 @@ class StreamedBase(Streamed):
 
     def write(self, member: Member | None) -> int:
         """See Base.write."""
-        self._check()
+        self._whole.check()
         noisy, total, elsewhere = perturbation_of(member), cuda.zero(self._device), cuda.zero(self._device)
         with self._streams as lanes:
             for (part, held, live), slot in zip(self._writes, self._ring.slots(), strict=False):
@@ -209,6 +227,12 @@ class StreamedBase(Streamed):
                 for kept in held.state
             )
         return self._state
+
+
+def in_passes(updates: Sequence[Update], run: Callable[[Sequence[Update]], Trace]) -> Trace:
+    """The trace of all updates, of which `run` applies at most VERSIONS in one pass."""
+    traces = [run(updates[first : first + VERSIONS]) for first in range(0, len(updates), VERSIONS)]
+    return Trace([d for trace in traces for d in trace.digests], [s for trace in traces for s in trace.squares])
 
 
 def digest_of(parts: Iterable[tuple[torch.Tensor, int, int]]) -> int:

@@ -1,13 +1,16 @@
 """theta streamed through a device, or kept on it, is that of the arena's own passes, bit for bit.
 
-Run by test_device.py with TRITON_INTERPRET=1, in a process of its own; on a GPU with HPC_ES_TEST_DEVICE=cuda instead.
+On CPU tensors with the host's kernels in place of the device's; some of it again by test_device.py in Triton's
+interpreter (TRITON_INTERPRET=1), and all of it on a GPU with HPC_ES_TEST_DEVICE=cuda.
 """
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import host_kernels
 import numpy as np
 import pytest
 import small_checkpoint
@@ -18,8 +21,10 @@ from hpc_es.errors import EngineError, RunFailed, StoreError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
 from hpc_es.noise import cuda
+from hpc_es.noise.reference import Trace
 from hpc_es.params import device as devices
 from hpc_es.params import head_update
+from hpc_es.params import streamed as streamed_module
 from hpc_es.params.arena import CAST, Arena, Dtype
 from hpc_es.params.base import Target
 from hpc_es.params.device import DeviceBase, bytes_needed, device_base
@@ -29,6 +34,7 @@ from hpc_es.params.streamed import MOST_STAGING, Ring, Streamed, StreamedBase
 from hpc_es.params.streams import InOrder, streams_on
 
 DEVICE = torch.device(os.environ.get("HPC_ES_TEST_DEVICE", "cpu"))
+HAS_KERNELS = DEVICE.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
 SHAPES = {
     "model.norm.weight": (41,),
     "model.embed_tokens.weight": (30, 40),
@@ -47,6 +53,12 @@ STEPS: dict[Kind, OptimiserStep | None] = {
 FLOAT32 = np.float32
 MEMBERS = [None, Member(2**63 + 5, -1, 1e-2), Member(7, 1, 1e-2, 2, 3, 11)]
 Make = Any
+
+
+@pytest.fixture(autouse=True)
+def passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not HAS_KERNELS:
+        host_kernels.install(monkeypatch)
 
 
 @pytest.fixture
@@ -173,8 +185,11 @@ class Failing(InOrder):
     def submit(self, lane: Any, work: Any, after: Any = ()) -> None:
         self.left -= 1
         if self.left == 0:
-            raise RuntimeError("CUDA error: unspecified launch failure")
+            self.fail()
         super().submit(lane, work, after)
+
+    def fail(self) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
 
 
 def test_half_an_update_is_never_used(model: Path) -> None:
@@ -183,12 +198,37 @@ def test_half_an_update_is_never_used(model: Path) -> None:
     with pytest.raises(RuntimeError, match="launch failure"):
         base.apply(todo[:1])
     assert arena.version == 0
-    for use in (lambda: base.apply(todo[:1]), lambda: base.write(None)):
-        with pytest.raises(EngineError, match="half of it"):
-            use()
+    is_refused(base, todo)
     arena.reload(None)
     base.reload()
     assert same(base.apply(todo), arena_of(model).apply(todo))
+
+
+def test_half_an_update_on_the_device_is_never_used(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, todo = arena_of(model), commits("none")
+    base = DeviceBase(arena, live(arena, 0, 1, "float32"), DEVICE)
+    with monkeypatch.context() as patch:
+        patch.setattr(cuda.Plan, "trace", lambda plan: Failing().fail())
+        with pytest.raises(RuntimeError, match="launch failure"):
+            base.apply(todo[:1])
+    is_refused(base, todo)
+    base.reload()
+    assert same(base.apply(todo), arena_of(model).apply(todo))
+
+
+def is_refused(base: Any, todo: list[Commit]) -> None:
+    for use in (lambda: base.apply(todo[:1]), lambda: base.write(None)):
+        with pytest.raises(EngineError, match="half of it"):
+            use()
+
+
+@BASES
+def test_a_long_catch_up_takes_several_passes(model: Path, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs, todo = arena_of(model, "momentum"), arena_of(model, "momentum"), commits("momentum")
+    base = make(mine, live(mine, 0, 1, "float32"), 0, 1)
+    monkeypatch.setattr(streamed_module, "VERSIONS", 3)
+    assert same(base.apply(todo), theirs.apply(todo))
+    assert base.write(None) == theirs.digest()
 
 
 def test_the_head_stops_with_the_remedy_when_its_gpu_fails(model: Path) -> None:
@@ -199,7 +239,8 @@ def test_the_head_stops_with_the_remedy_when_its_gpu_fails(model: Path) -> None:
 
 def test_a_gpu_with_other_bits_is_not_used(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(head_update.on_device(arena_of(model), DEVICE)(commits("none")), arena_of(model).apply(commits("none")))
-    monkeypatch.setattr(head_update.kernels(), "update", lambda *_, **__: UpdateReport((1,), (0.0,), 0.0))
+    others = SimpleNamespace(update=lambda *_, **__: Trace([1], [0.0]))
+    monkeypatch.setattr(head_update, "kernels", lambda: others)
     with pytest.raises(RuntimeError, match="other bits"):
         head_update.on_device(arena_of(model), DEVICE)
 

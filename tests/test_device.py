@@ -1,0 +1,160 @@
+"""What uses a GPU, where there is none: the pipelines in Triton's interpreter, the rest behind small seams."""
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import small_checkpoint
+
+from hpc_es.errors import ConfigError
+from hpc_es.params import head_update as head_updates
+from hpc_es.params.arena import Arena
+from hpc_es.params.head_update import head_update
+
+TESTS = Path(__file__).parent
+
+
+INTERPRETED = (
+    "is_the_arenas[32768-2-adam]",
+    "as_the_arena_makes_it[2-bfloat16-streamed]",
+    "as_the_arena_makes_it[2-bfloat16-kept]",
+    "advances_and_goes_back[momentum-1-kept]",
+)
+"""Of the tests of the pipelines; Triton's interpreter takes seconds for each."""
+
+
+def test_the_pipelines_equal_the_arena_with_the_kernels_of_the_device() -> None:
+    """The others have the host's kernels in their place."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    chosen = ["-k", " or ".join(f'"{name}"' for name in INTERPRETED)]
+    pipelines = str(TESTS / "test_device_pipelines.py")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", pipelines, *chosen]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert re.search(r"^=+ 4 passed", done.stdout, re.MULTILINE), done.stdout[-1000:]
+
+
+# --- the head without a GPU -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Arena:
+    return Arena.from_pretrained(small_checkpoint.make(tmp_path / "model"))
+
+
+def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_updates, "_obstacle", lambda: "torch sees no CUDA device")
+
+
+def test_a_head_without_a_gpu_updates_on_its_cores(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_gpu(monkeypatch)
+    assert head_update(arena, "auto") == head_update(arena, "cpu") == arena.apply
+
+
+def test_a_gpu_that_is_demanded_and_missing_is_named_with_the_remedy(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_gpu(monkeypatch)
+    with pytest.raises(ConfigError, match=r"head.device=cuda, and torch sees no CUDA device.*head.device=auto"):
+        head_update(arena, "cuda")
+
+
+def test_a_head_without_torch_finds_that_it_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_updates.ctypes, "CDLL", lambda name: None)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert head_updates._obstacle() == "torch is not installed"
+
+
+def test_torch_is_not_imported_where_there_is_no_driver() -> None:
+    program = (
+        "import sys; from hpc_es.params import head_update; "
+        "head_update.ctypes.CDLL = lambda name: (_ for _ in ()).throw(OSError()); "
+        "assert 'NVIDIA driver' in head_update._obstacle(); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_gpu_that_cannot_be_used_leaves_the_head_its_cores(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(head_updates, "_obstacle", lambda: "")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+    def out_of_memory(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(head_updates, "on_device", out_of_memory)
+    assert head_update(arena, "auto") == arena.apply
+    assert "CUDA out of memory" in caplog.text
+    with pytest.raises(ConfigError, match=r"out of memory.*head.device=cpu"):
+        head_update(arena, "cuda")
+
+
+# --- pinned memory ----------------------------------------------------------------------------------------------------
+
+
+class Owner:
+    """Whose memory is pinned."""
+
+
+class Cudart:
+    """Of torch.cuda.cudart(), what pinning uses."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code, self.registered = code, dict[int, int]()
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        if not self.code:
+            self.registered[address] = size
+        return self.code
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.registered[address]
+        return 0
+
+    def cudaError(self, code: int) -> int:
+        return code
+
+    def cudaGetErrorString(self, error: int) -> str:
+        return "out of memory"
+
+
+def test_memory_is_pinned_until_its_owner_goes() -> None:
+    pytest.importorskip("torch")
+    from hpc_es.params.pinned import pin
+
+    cudart, memory, owner = Cudart(), np.zeros(1000, np.float32), Owner()
+    assert pin(memory, owner, cudart)
+    assert cudart.registered == {memory.ctypes.data: 4000}
+    del owner
+    assert not cudart.registered
+
+
+def test_a_refusal_is_a_warning_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("torch")
+    from hpc_es.params.pinned import pin
+
+    cudart, memory = Cudart(code=2), np.zeros(1000, np.float32)
+    with caplog.at_level(logging.WARNING):
+        assert not pin(memory, Owner(), cudart)
+    assert "error 2, out of memory" in caplog.text
+    assert "ulimit -l" in caplog.text
+
+
+def test_memory_that_is_pinned_already_is_left_to_whoever_did_it(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("torch")
+    from hpc_es.params.pinned import ALREADY, pin
+
+    cudart = Cudart(code=ALREADY)
+    cudart.registered[7] = 1
+    assert pin(np.zeros(1000, np.float32), Owner(), cudart)
+    assert cudart.registered == {7: 1}
+    assert not caplog.text
