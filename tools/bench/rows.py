@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+Clock = Callable[[], float]
+
 
 @dataclass(frozen=True)
 class Row:
@@ -70,15 +72,17 @@ def arguments(doc: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def alternate(cases: Mapping[str, Callable[[], object]], rounds: int, *, warm_up: bool = True) -> dict[str, float]:
+def alternate(
+    cases: Mapping[str, Callable[[], object]], rounds: int, *, warm_up: bool = True, clock: Clock = time.perf_counter
+) -> dict[str, float]:
     """Median seconds of each case; in every round each runs once, and a first round warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + warm_up):
         for name, work in cases.items():
-            began = time.perf_counter()
+            began = clock()
             work()
             if number >= warm_up:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(clock() - began)
     return {name: statistics.median(measured) for name, measured in seconds.items()}
 
 
