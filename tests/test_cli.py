@@ -49,6 +49,20 @@ def test_a_warning_is_one_plain_line() -> None:
     assert done.stderr == "warning: a torn tail was cut\n"
 
 
+def test_the_process_ends_as_python_would_end_it_with_threads_joined_and_exit_functions_called() -> None:
+    code = (
+        "import atexit, threading, time; from hpc_es import cli\n"
+        "class Part:\n"
+        "    def __del__(self): print('taken apart', flush=True)\n"
+        "part = Part(); atexit.register(print, 'at exit')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.3), print('thread'))).start()\n"
+        "cli.main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, "--nonsense"], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.split("\n")) == (2, ["thread", "at exit", ""])
+    assert "No such option" in ended.stderr
+
+
 def test_python_m_hpc_es_is_the_same_command() -> None:
     done = subprocess.run([sys.executable, "-m", "hpc_es", "--help"], capture_output=True, text=True, check=True)
     assert all(f"\n  {command} " in done.stdout for command in ("run", "status", "verify", "replay", "eval", "config"))
