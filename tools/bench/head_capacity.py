@@ -101,12 +101,11 @@ def make_config(folder: Path, clients: int, num_updates: int, tasks: int, mode: 
     )
 
 
-def small_model(folder: Path) -> Path:
+def small_model(folder: Path, num_parameters: int = NUM_PARAMETERS) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    write(
-        folder / "model.safetensors", [Spec("weight", "F32", (NUM_PARAMETERS,))], lambda name: np.zeros(NUM_PARAMETERS)
-    )
+    spec = Spec("weight", "F32", (num_parameters,))
+    write(folder / "model.safetensors", [spec], lambda name: np.zeros(num_parameters, np.float32))
     return folder
 
 
@@ -156,7 +155,9 @@ class Client:
 class Crowd:
     """All clients of a run, on one thread. They share one arena, from which they know the digests of theta."""
 
-    def __init__(self, paths: RunPaths, config: Config, head: Rendezvous) -> None:
+    def __init__(self, paths: RunPaths, config: Config, head: Rendezvous, num_clients: int | None = None) -> None:
+        """`num_clients`: as many as members, unless it is given."""
+        num_clients = num_clients or config.es.population
         self.config, self.head = config, head
         self.acknowledged: list[EvalId] = []
         self.head_cpu_before = self._cpu_before = self.cpu = 0.0
@@ -169,13 +170,13 @@ class Crowd:
         """Work at versions that are not known yet."""
         self._config_digest = config_digest(config)
         self._episodes = tuple(episode(task) for task in range(config.es.tasks_per_member))
-        self._present = config.es.population
+        self._present = num_clients
         self._context = zmq.Context()
-        self._context.set(zmq.MAX_SOCKETS, 3 * config.es.population + 100)
+        self._context.set(zmq.MAX_SOCKETS, 3 * num_clients + 100)
         self._poll = select.epoll()
         self._clients: dict[int, Client] = {}
         keys = load_secrets(paths)
-        for i in range(config.es.population):
+        for i in range(num_clients):
             name = f"client-{i}"
             client = Client(name, Connection(self._context, head, keys, name.encode()))
             descriptor = client.connection.socket.getsockopt(zmq.FD)

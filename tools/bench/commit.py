@@ -1,0 +1,199 @@
+"""From a full cohort until all workers know of the commit; the time does not depend on the model's size.
+
+    python tools/bench/commit.py [--workers 64] [--updates 30] [--members 16 30] [--parameters 1024 16777216] [--json]
+    python tools/bench/commit.py RUN [--json]            # of a run that was made: its share of the wall-clock
+
+Without RUN: a real head process serves `--workers` connections under CURVE, all from this process. The clock starts
+when the last result of a cohort is sent, all others being acknowledged, and stops when the last worker has read the
+commit's record; in between lie the head's decision, the journal with its fsyncs, and the announcement.
+Limit: the disk's own fsync of as many bytes as a commit's record has, once per update in the same folder.
+Usual: the parameters are updated before anyone is told; the head's pass over its arena comes on top. Nothing is added
+for sending parameters, which that way also needs.
+
+With RUN: per update, by the journal, the seconds from the last accepted result until a worker had begun with the next
+version, the head's pass over its arena beside that, and the share of the time since the cohort before was full. The
+announcement precedes the order to begin, so that this bounds it from above; loosely where all workers were lost or busy
+with evaluations of the centre, and hence the median counts. Goal: under 2 %.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from head_capacity import Client, Crowd, make_config, small_model, wait_for_head
+from rows import Row, arguments, show
+
+from hpc_es.config import Config
+from hpc_es.es.records import Assignment, EvalId
+from hpc_es.launch import prepare
+from hpc_es.launch.process import Family, last_lines
+from hpc_es.paths import RunPaths
+from hpc_es.store import records as journal
+from hpc_es.store.journal import read_journal
+from hpc_es.transport import messages
+from hpc_es.transport.messages import Rendezvous
+
+WARM_UP = 2
+GOAL_SHARE = 2.0
+"""Per cent of a cohort's wall-clock."""
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("run", type=Path, nargs="?", help="the folder of a run; default: measure here")
+    parser.add_argument("--workers", type=int, default=64)
+    parser.add_argument("--updates", type=int, default=30, help="after the warm-up")
+    parser.add_argument("--members", type=int, nargs="+", default=[16, 30], help="N")
+    parser.add_argument("--parameters", type=int, nargs="+", default=[2**10, 2**24])
+    parser.add_argument("--folder", type=Path, help="where the runs are written; default: the temporary folder")
+    options = parser.parse_args()
+    show("commit", of_run(options.run) if options.run else here(options), as_json=options.json)
+
+
+# --- measured here ------------------------------------------------------------------------------------------------
+
+
+def here(options: argparse.Namespace) -> list[Row]:
+    rows = []
+    for num_members in options.members:
+        for num_parameters in options.parameters:
+            with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+                config = config_of(Path(scratch), num_members, num_parameters, WARM_UP + options.updates)
+                known, synced, arena = measure(config, options.workers)
+            what = f"commit known, N={num_members}, {options.workers} workers, {num_parameters:,} parameters"
+            usual, note = statistics.median(known) + arena, "usual: after the head's pass over its arena; limit: fsync"
+            rows.append(Row(what, "ms", statistics.median(known), usual, statistics.median(synced), note=note))
+            rows.append(Row("  99th percentile", "ms", *np.quantile([known], [0.99]).tolist()))
+    return rows
+
+
+def config_of(folder: Path, num_members: int, num_parameters: int, num_updates: int) -> Config:
+    config = make_config(folder, num_members, num_updates, 1, "sync")
+    model = small_model(folder / f"model-{num_parameters}", num_parameters)
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
+
+
+def measure(config: Config, num_workers: int) -> tuple[list[float], list[float], float]:
+    """Milliseconds: until all knew, and of an fsync, per update; and the median pass over the arena."""
+    paths, _ = prepare.write_folder(config)
+    with Family() as family:
+        command = [sys.executable, "-m", "hpc_es", "head", str(paths.root), "--local", "--parent", str(os.getpid())]
+        head = family.start(command, log=paths.log("head"))
+        workers = Workers(paths, config, wait_for_head(paths), num_workers)
+        workers.run(lambda: head.poll() is not None)
+        while head.poll() is None:
+            time.sleep(0.02)
+        if head.poll() != 0:
+            sys.exit(f"the head ended with code {head.poll()}:\n{last_lines(paths.log('head'))}")
+    passes = [1e3 * r.seconds for r in read_journal(paths.root) if isinstance(r, journal.Digested)]
+    return workers.known[WARM_UP:], workers.synced[WARM_UP:], statistics.median(passes[WARM_UP:])
+
+
+class Workers(Crowd):
+    """Clients that send the last result of a cohort when the others are acknowledged and the head's arena is idle."""
+
+    def __init__(self, paths: RunPaths, config: Config, head: Rendezvous, num_workers: int) -> None:
+        super().__init__(paths, config, head, num_workers)
+        self.known: list[float] = []
+        self.synced: list[float] = []
+        self._num_workers = num_workers
+        self._scratch = (paths.root / "fsync").open("wb")
+        self._full_at = self._pass_s = 0.0
+        self._num_told = 0
+        self._given: list[tuple[Client, Assignment]] = []
+        """Work of this version."""
+        self._acks = 0
+
+    def _work(self, client: Client, assignment: Assignment) -> None:
+        if assignment.version not in self._digests:
+            super()._work(client, assignment)
+            return
+        self._given.append((client, assignment))
+        if len(self._given) < self.config.es.population:
+            super()._work(client, assignment)
+
+    def _answer(self, client: Client, message: messages.AnyMessage) -> None:
+        match message:
+            case messages.Ack():
+                super()._answer(client, message)
+                self._acks += 1
+                if self._acks == self.config.es.population - 1:
+                    time.sleep(2 * self._pass_s)  # the next update would wait for the head's pass over its arena
+                    self._full_at = time.perf_counter()
+                    super()._work(*self._given[-1])
+            case messages.Announce(record=record):
+                self._num_told += 1
+                if self._num_told == self._num_workers:
+                    self.known.append(1e3 * (time.perf_counter() - self._full_at))
+                    self._sync(record or b"")
+                    self._given, self._acks, self._num_told = [], 0, 0
+                    began = time.perf_counter()
+                    super()._answer(client, message)
+                    self._pass_s = time.perf_counter() - began
+            case _:
+                super()._answer(client, message)
+
+    def _sync(self, record: bytes) -> None:
+        began = time.perf_counter()
+        self._scratch.write(record)
+        self._scratch.flush()
+        os.fsync(self._scratch.fileno())
+        self.synced.append(1e3 * (time.perf_counter() - began))
+
+
+# --- of a run that was made ---------------------------------------------------------------------------------------
+
+
+class Update(NamedTuple):
+    """Seconds since the epoch on the head's clock, and of the pass."""
+
+    full: float
+    begun: float
+    arena_s: float
+
+
+def of_run(root: Path) -> list[Row]:
+    updates = list(read_updates(RunPaths(root)).values())
+    if len(updates) < 2:
+        sys.exit(f"{root}: shares of the wall-clock need two updates that were followed by evaluations")
+    known = [max(update.begun - update.full, 0.0) for update in updates]
+    shares = [
+        100 * seconds / (update.full - before.full)
+        for before, update, seconds in zip(updates, updates[1:], known[1:], strict=False)
+    ]
+    for number, (update, seconds) in enumerate(zip(updates, known, strict=True), 1):
+        share = f"{shares[number - 2]:8.2f} %" if number > 1 else ""
+        print(f"update {number:4}: known after {1e3 * seconds:8.1f} ms, arena {update.arena_s:6.2f} s{share}")
+    return [
+        Row("full cohort -> a worker has begun, share of wall-clock", "%", statistics.median(shares), goal=GOAL_SHARE),
+        Row("  worst", "%", max(shares)),
+        Row("  in milliseconds", "ms", 1e3 * statistics.median(known)),
+        Row("  the head's pass over its arena, beside it", "ms", 1e3 * statistics.median(u.arena_s for u in updates)),
+    ]
+
+
+def read_updates(paths: RunPaths) -> dict[int, Update]:
+    """Of every version at which an evaluation was made."""
+    reported, begun, arena = dict[EvalId, float](), dict[int, float](), dict[int, float]()
+    full = dict[int, float]()
+    for record in read_journal(paths.root):
+        match record:
+            case journal.Reported(result=result, time=when, started=started):
+                reported[result.eval_id] = when
+                version = result.eval_id.version
+                begun[version] = min(begun.get(version, started), started)
+            case journal.Committed(commit=commit):
+                full[commit.version] = max(reported[member.eval_id] for member in commit.members)
+            case journal.Digested(version=version, seconds=seconds):
+                arena[version] = seconds
+    return {v: Update(full[v], begun[v], arena[v]) for v in sorted(full) if v in begun and v in arena}
+
+
+if __name__ == "__main__":
+    main()
