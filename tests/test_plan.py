@@ -1,6 +1,7 @@
 """The planner against published numbers, against the simulator and the messages themselves, and its own promises."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,9 @@ def test_theta_is_on_the_device_only_where_vllm_leaves_room():
     assert roomy.is_ample
     assert gpu_memory(config_of(engine={"base": "host", "kv_cache_mib": int(value)}), shape, H100).base == "host"
     assert gpu_memory(config_of(), of(135e6), H100).base == "device"  # 0.5 GiB find room anyway
+    through_load_weights = config_of(engine={"direct_map": False})
+    assert gpu_memory(through_load_weights, of(135e6), H100).base == "host"
+    assert planned(through_load_weights, of(135e6)).phases.base == "cores"
 
 
 def test_an_optimiser_doubles_or_triples_theta():
@@ -147,6 +151,29 @@ def test_what_does_not_fit_says_so():
     small = memory(config_of(), of(QWEN_27B), assume("a10"))
     assert not small.gpu.fits
     assert any("tensor_parallel" in remedy for remedy in small.remedies)
+
+
+def test_the_cache_is_cut_over_ranks_as_far_as_there_are_heads():
+    eight, sixteen = (
+        gpu_memory(config_of(engine={"tensor_parallel": ranks, "kv_cache_mib": 1024}), of(QWEN_27B), H100)
+        for ranks in (8, 16)
+    )
+    assert eight.sequences == sixteen.sequences == 2**30 / (2048 * 2 * 2 * 36 * 128)
+
+
+def test_too_small_a_cache_is_told_with_the_size_that_has_room_for_all():
+    token = 2 * 2 * 36 * 8 * 128
+    config = config_of(engine={"kv_cache_mib": 1024, "max_concurrent": 32}, es={"tasks_per_member": 100})
+    needs = memory(config, of(QWEN_4B), H100)
+    assert needs.gpu.fits
+    assert not needs.gpu.is_ample
+    assert f"engine.kv_cache_mib={32 * 2048 * token // 2**20}" in needs.remedies
+    assert "engine.max_concurrent=3" in needs.remedies
+
+
+def test_the_disk_holds_one_checkpoint_more_than_is_kept():
+    config = config_of(checkpoint={"keep": 3}, es={"optimiser": {"kind": "momentum"}})
+    assert memory(config, of(1e9), H100).checkpoints == 4 * 8e9
 
 
 # --- network ----------------------------------------------------------------------------------------------------
@@ -203,6 +230,63 @@ def test_a_barrier_costs_whole_rounds_of_the_planned_seconds():
     assert takes.evaluation == pytest.approx(takes.perturb + takes.prompts + takes.answers + takes.turns + takes.member)
     expected = 5 * 2 * takes.evaluation + 4 * takes.catch_up
     assert plan.simulated.wall_clock_s == pytest.approx(expected, rel=1e-3)
+
+
+ROUND = {"memory_gb_per_s": 1000, "bf16_tflops": 100, "decode_share": 0.5, "prefill_share": 0.5, "turn_s": 0.1}
+"""A machine with which one can reckon."""
+
+
+def rollout(tokens: Tokens, shape: Shape, *, episodes: int, **engine: Any) -> Any:
+    assumed = assume("h100", [f"{key}={value}" for key, value in ROUND.items()])
+    config = config_of(engine={"max_model_len": 10_000, **engine})
+    return phases(config, shape, tokens, gpu_memory(config, shape, assumed), assumed, num_episodes=episodes)
+
+
+def test_few_sequences_are_answered_as_fast_as_weights_and_cache_are_read():
+    tokens, shape = Tokens(900, 100, 1, ""), of(1e9, kv_elements=1000)
+    one = rollout(tokens, shape, episodes=1)
+    assert one.prompts == pytest.approx(2 * 1e9 * 900 / 50e12)
+    assert one.answers == pytest.approx(100 * (2e9 + 2 * 1000 * 950) / 500e9)  # on average half of the answer is there
+    assert one.turns == pytest.approx(0.1)
+    two = rollout(tokens, shape, episodes=1, tensor_parallel=2)
+    assert (two.prompts, two.answers) == pytest.approx((one.prompts / 2, one.answers / 2))
+
+
+def test_many_sequences_are_answered_as_fast_as_they_are_computed_and_in_rounds():
+    tokens, shape = Tokens(900, 100, 4, ""), of(1e9, kv_elements=None, kv_heads=None)
+    takes = rollout(tokens, shape, episodes=1000, max_concurrent=500)
+    assert takes.concurrent == 500
+    assert takes.answers == pytest.approx(2 * 100 * 2 * 1e9 * 500 / 50e12)
+    assert takes.turns == pytest.approx(2 * 4 * 0.1)
+
+
+def test_a_small_cache_lets_fewer_sequences_run():
+    tokens, shape = Tokens(900, 100, 10**6, ""), of(1e9, kv_elements=2**10)  # a talk that grows: 500 tokens on average
+    takes = rollout(tokens, shape, episodes=200, kv_cache_mib=100, max_concurrent=200)
+    assert takes.concurrent == pytest.approx(100 * 2**20 / (2 * 2**10 * 500), rel=1e-3)
+
+
+def test_experts_that_no_token_asks_for_are_not_read():
+    tokens = Tokens(900, 100, 1, "")
+    whole, sparse = (rollout(tokens, of(8e9, active=active), episodes=2) for active in (8e9, 1e9))
+    assert sparse.answers < 0.3 * whole.answers
+    assert sparse.prompts == pytest.approx(whole.prompts / 8)
+
+
+def test_ranks_share_the_passes_over_theta():
+    one, four = (
+        planned(config_of(engine={"tensor_parallel": ranks, "base": "host"}), of(QWEN_4B)).phases for ranks in (1, 4)
+    )
+    assert (four.catch_up, four.perturb) == pytest.approx((one.catch_up / 4, one.perturb / 4))
+
+
+def test_durations_have_the_planned_mean_and_evaluations_last_as_long_as_they_are_big():
+    config = config_of(es={"tasks_per_member": 8}, eval={"num_tasks": 100, "batch": 32})
+    plan = planned(config, of(QWEN_4B))
+    lasts = parse(plan.durations, population=4).evaluations
+    assert lasts.median * math.exp(lasts.sigma**2 / 2) == pytest.approx(plan.phases.evaluation, rel=1e-4)
+    assert math.sqrt(math.expm1(lasts.sigma**2)) == pytest.approx(0.3, rel=1e-4)
+    assert 1 < lasts.eval < 4  # four times the episodes, side by side
 
 
 @pytest.mark.parametrize("population", [16, 30])

@@ -156,7 +156,7 @@ def _gpu_lines(settings: "Config", made: "Plan") -> list[Line]:
         where = "and the optimiser's state, in float32" if gpu.theta else f"in the host's memory{hint}"
         lines += [
             ("theta", _gib(gpu.theta), where),
-            ("staging", _gib(gpu.staging), "members are written through it"),
+            ("staging", _gib(gpu.staging), "left free beside theta" if gpu.theta else "members are written through it"),
             ("reserve", _gib(gpu.reserve), "context, activations, graphs"),
         ]
     held = "--model-config FILE would say for how many tokens"

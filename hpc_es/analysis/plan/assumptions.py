@@ -77,6 +77,8 @@ class Assumptions(Model):
     """Of a rank, on the GPU: CUDA's context, activations, CUDA graphs, NCCL; a guess."""
     staging_mib: float = Field(256, ge=0)
     """Of a rank, on the GPU: the bound on buffers that members are written through."""
+    spare_gib: float = Field(1, ge=0)
+    """Of a rank, on the GPU: what a base on the device leaves free (params/device.py)."""
     process_gib: float = Field(3, ge=0)
     """Host memory of one process of an engine, or of the head, without arenas; a guess."""
 

@@ -33,6 +33,7 @@ class GpuMemory:
     theta: float
     """In float32, with the optimiser's state, where it is kept on the device."""
     staging: float
+    """What members are written through; with theta on the device, what the base leaves free beside it."""
     reserve: float
     kv_cache: float
     """engine.kv_cache_mib, or all that vLLM finds in its share of the memory."""
@@ -116,9 +117,9 @@ def kv_bytes_per_token(config: Config, shape: Shape) -> float | None:
 
 
 def gpu_memory(config: Config, shape: Shape, assumed: Assumptions) -> GpuMemory:
-    """engine.base=auto keeps theta on the device where vLLM leaves room for it."""
+    """engine.base=auto keeps theta on the device where vLLM leaves room for it (params/device.py)."""
     host, device = (_with_base(config, shape, assumed, base) for base in BASES)
-    if not assumed.has_gpu or config.engine.base == "host":
+    if not assumed.has_gpu or not config.engine.direct_map or config.engine.base == "host":
         return host
     return device if config.engine.base == "device" or device.total <= device.available else host
 
@@ -127,7 +128,10 @@ def _with_base(config: Config, shape: Shape, assumed: Assumptions, base: Literal
     engine, available = config.engine, assumed.memory_gib * GIB
     weights = BYTES[config.model.dtype] * shape.parameters / engine.tensor_parallel
     theta = 4 * num_elements(config, shape) / engine.tensor_parallel if base == "device" else 0.0
-    staging, reserve = (assumed.staging_mib * MIB, assumed.reserve_gib * GIB) if assumed.has_gpu else (0.0, 0.0)
+    staging = assumed.spare_gib * GIB if base == "device" else assumed.staging_mib * MIB
+    reserve = assumed.reserve_gib * GIB
+    if not assumed.has_gpu:
+        staging = reserve = 0.0
     share = float(engine.extra.get("gpu_memory_utilization", assumed.engine_share))
     found = max(share * available - weights - reserve, 0.0) if assumed.has_gpu else CPU_CACHE_MIB * MIB
     cache = engine.kv_cache_mib * MIB if engine.kv_cache_mib else found
@@ -172,7 +176,7 @@ def _changes(config: Config, now: GpuMemory) -> Iterator[str]:
 
 
 def _to_device(config: Config, shape: Shape, assumed: Assumptions, now: GpuMemory) -> str | None:
-    if now.base == "device" or config.engine.base == "host" or not assumed.has_gpu:
+    if now.base == "device" or config.engine.base == "host" or not (assumed.has_gpu and config.engine.direct_map):
         return None
     size = _cache_mib(_with_base(config, shape, assumed, "device"))
     if size is None:

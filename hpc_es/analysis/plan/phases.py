@@ -56,7 +56,9 @@ def phases(
 ) -> Phases:
     """Of an update whose evaluations play `num_episodes` each."""
     ranks = config.engine.tensor_parallel
-    base: Place = "cores" if not assumed.has_gpu else "device" if gpu.base == "device" else "stream"
+    base: Place = "device" if gpu.base == "device" else "stream"
+    if not (assumed.has_gpu and config.engine.direct_map):  # what goes through load_weights is made on the host
+        base = "cores"
     head: Place = "stream" if head_has_gpu(config, assumed) else "cores"
     rollout = _rollout(config, shape, tokens, gpu, assumed, num_episodes)
     cast = BYTES[config.model.dtype] * shape.parameters
