@@ -17,9 +17,10 @@ import small_checkpoint
 import torch
 from adversary import ORDERS, Adversary, Wait
 
-from hpc_es.errors import EngineError, RunFailed, StoreError
+from hpc_es.errors import EngineError, RunFailed, StoreError, VerifyError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
+from hpc_es.head.loop import restore
 from hpc_es.noise import cuda
 from hpc_es.noise.reference import Trace
 from hpc_es.params import device as devices
@@ -28,10 +29,12 @@ from hpc_es.params import streamed as streamed_module
 from hpc_es.params.arena import CAST, Arena, Dtype
 from hpc_es.params.base import Target
 from hpc_es.params.device import DeviceBase, bytes_needed, device_base
+from hpc_es.params.pinned import pin
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport, combine
 from hpc_es.params.streamed import MOST_STAGING, Ring, Streamed, StreamedBase
-from hpc_es.params.streams import InOrder, streams_on
+from hpc_es.params.streams import InOrder
+from hpc_es.paths import RunPaths
 
 DEVICE = torch.device(os.environ.get("HPC_ES_TEST_DEVICE", "cpu"))
 HAS_KERNELS = DEVICE.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
@@ -237,6 +240,17 @@ def test_the_head_stops_with_the_remedy_when_its_gpu_fails(model: Path) -> None:
         apply(commits("none")[:1])
 
 
+def test_a_head_rebuilds_theta_through_its_gpu(model: Path, tmp_path: Path) -> None:
+    mine, theirs, todo = arena_of(model), arena_of(model), commits("none")
+    digest = theirs.apply(todo).digest
+    ledger: Any = SimpleNamespace(version=4, commits={c.version: c for c in todo}, digests={4: digest})
+    assert restore(mine, head_update.on_device(mine, DEVICE), RunPaths(tmp_path), ledger) is None
+    assert mine.memory.tobytes() == theirs.memory.tobytes()
+    ledger.digests[4] += 1
+    with pytest.raises(VerifyError, match="the journal says"):
+        restore(mine, head_update.on_device(mine, DEVICE), RunPaths(tmp_path), ledger)
+
+
 def test_a_gpu_with_other_bits_is_not_used(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert same(head_update.on_device(arena_of(model), DEVICE)(commits("none")), arena_of(model).apply(commits("none")))
     others = SimpleNamespace(update=lambda *_, **__: Trace([1], [0.0]))
@@ -389,6 +403,13 @@ def test_staging_is_bounded(model: Path) -> None:
         Ring(torch.device("meta"), MOST_STAGING + 1)
 
 
-def test_the_streams_of_a_cpu_are_none() -> None:
-    assert isinstance(streams_on(torch.device("cpu")), InOrder)
-    assert cuda.TILE
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="no GPU (HPC_ES_TEST_DEVICE=cuda)")
+def test_an_arena_is_pinned_while_it_lives(model: Path) -> None:
+    arena = arena_of(model)
+    memory = torch.from_numpy(arena.memory)
+    assert pin(arena.memory, arena)
+    assert memory.is_pinned()
+    assert pin(arena.memory, arena), "as it was"
+    del arena
+    assert not memory.is_pinned()

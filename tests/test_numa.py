@@ -4,6 +4,7 @@ import errno
 import mmap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hpc_es.params import numa
@@ -53,7 +54,7 @@ def test_a_refusal_is_silent(folder: Path) -> None:
 def test_the_system_call_reaches_the_kernel() -> None:
     """Of the one node that every Linux has; of a node that none has, the kernel says that there is no such thing."""
     with mmap.mmap(-1, 2**14) as memory:
-        address = numa.np.frombuffer(memory, numa.np.uint8).ctypes.data
+        address = np.frombuffer(memory, np.uint8).ctypes.data
         try:
             numa._mbind(address, len(memory), 1)
         except OSError as error:
@@ -71,3 +72,10 @@ def test_an_arena_in_spread_memory_has_the_same_bits(folder: Path, tmp_path: Pat
     memory = numa.spread_memory(Arena.from_pretrained(model).num_bytes, folder, {0, 4})
     assert memory is not None
     assert Arena.from_pretrained(model, buffer=memory).base_digest == Arena.from_pretrained(model).base_digest
+
+
+def test_an_arena_that_is_shared_is_spread_before_it_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spread = list[bytes]()
+    monkeypatch.setattr(numa, "spread", lambda memory: spread.append(memory[:]))
+    arena = Arena.from_pretrained(write_tiny_llama(tmp_path / "model"), shared=True)
+    assert spread == [bytes(arena.num_bytes)]
