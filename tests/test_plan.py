@@ -333,6 +333,17 @@ def test_a_head_with_a_gpu_streams_theta_through_it():
     assert planned(without, of(QWEN_4B)).phases.head == "cores"
 
 
+def test_a_lease_that_is_too_short_and_jobs_that_are_too_small_are_told():
+    config = config_of(slurm={"head": {"memory": "16G"}, "worker": {"memory": "64G"}}, transport={"lease_timeout": 1})
+    plan = planned(config, of(QWEN_4B))
+    lease, head = plan.cautions
+    assert "transport.lease_timeout=1" in lease
+    assert "slurm.head.memory=16G" in head
+    roomy = config_of(slurm={"head": {"memory": "24000"}, "worker": {"memory": "0"}})
+    assert planned(roomy, of(QWEN_4B)).cautions == ()
+    assert "does not fit" in planned(roomy, of(QWEN_27B), assumed=assume("a10")).cautions[0]
+
+
 # --- what is given ----------------------------------------------------------------------------------------------
 
 

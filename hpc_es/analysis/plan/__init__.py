@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from hpc_es.analysis.accounts import Simulated
 from hpc_es.analysis.durations import parse
 from hpc_es.analysis.plan.assumptions import GPUS, Assumptions, assume
+from hpc_es.analysis.plan.cautions import cautions, longest_evaluation
 from hpc_es.analysis.plan.compute import Compute, compute
 from hpc_es.analysis.plan.memory import Memory, memory
 from hpc_es.analysis.plan.phases import Phases, head_has_gpu, phases
@@ -22,6 +23,8 @@ from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError
 
 __all__ = ["GPUS", "Assumptions", "Plan", "Shape", "Tokens", "assume", "make_plan", "shape_of"]
+
+NO_LEASE_S = 1e12
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Plan:
     simulated: Simulated
     num_gpus: int
     """Of all workers, and of a head that uses one."""
+    cautions: tuple[str, ...]
 
     @property
     def gpu_hours_per_update(self) -> float:
@@ -53,8 +57,7 @@ class Plan:
 def make_plan(
     config: Config, shape: Shape, tokens: Tokens, assumed: Assumptions, *, num_workers: int, seed: int = 0
 ) -> Plan:
-    """Errors: ConfigError for an engine that has no weights here; RunFailed when the run cannot come to its end, say
-    because an evaluation outlasts transport.lease_timeout."""
+    """Errors: ConfigError for an engine that has no weights here."""
     if config.engine.kind == "endpoint":
         raise ConfigError("engine.kind=endpoint has no weights here, so there is no run to plan; take vllm")
     needs = memory(config, shape, assumed)
@@ -64,6 +67,7 @@ def make_plan(
 
     takes = phases_of(config.es.tasks_per_member)
     batch = min(config.eval.batch or config.es.tasks_per_member, max(config.eval.num_tasks, 1))
+    longest = phases_of(max(batch, config.es.tasks_per_member))
     durations = _durations(takes, phases_of(batch).evaluation / takes.evaluation, assumed)
     return Plan(
         num_workers=num_workers,
@@ -75,10 +79,21 @@ def make_plan(
         compute=compute(config, shape, tokens, assumed),
         durations=durations,
         simulated=simulate(
-            config, parse(durations, population=config.es.population, seed=seed), num_workers=num_workers
+            _with_long_leases(config, longest_evaluation(longest, assumed)),
+            parse(durations, population=config.es.population, seed=seed),
+            num_workers=num_workers,
         ),
         num_gpus=(num_workers * config.engine.tensor_parallel + head_has_gpu(config, assumed)) * assumed.has_gpu,
+        cautions=tuple(cautions(config, needs, longest, assumed)),
     )
+
+
+def _with_long_leases(config: Config, longest: float) -> Config:
+    """A run whose evaluations outlast their leases would not come to its end."""
+    if longest <= config.transport.lease_timeout:
+        return config
+    transport = config.transport.model_copy(update={"lease_timeout": NO_LEASE_S})
+    return config.model_copy(update={"transport": transport})
 
 
 def _durations(takes: Phases, eval_factor: float, assumed: Assumptions) -> str:

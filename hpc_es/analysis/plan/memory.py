@@ -13,6 +13,7 @@ from hpc_es.analysis.plan.assumptions import Assumptions
 from hpc_es.analysis.plan.shape import Shape
 from hpc_es.config import yaml12
 from hpc_es.config.schema import Config
+from hpc_es.errors import ConfigError
 from hpc_es.es import optimiser as optimisers
 
 GIB, MIB = 2.0**30, 2.0**20
@@ -132,8 +133,11 @@ def _with_base(config: Config, shape: Shape, assumed: Assumptions, base: Literal
     reserve = assumed.reserve_gib * GIB
     if not assumed.has_gpu:
         staging = reserve = 0.0
-    share = float(engine.extra.get("gpu_memory_utilization", assumed.engine_share))
-    found = max(share * available - weights - reserve, 0.0) if assumed.has_gpu else CPU_CACHE_MIB * MIB
+    found = (
+        max(_engine_share(config, assumed) * available - weights - reserve, 0.0)
+        if assumed.has_gpu
+        else CPU_CACHE_MIB * MIB
+    )
     cache = engine.kv_cache_mib * MIB if engine.kv_cache_mib else found
     token = kv_bytes_per_token(config, shape)
     return GpuMemory(
@@ -147,6 +151,14 @@ def _with_base(config: Config, shape: Shape, assumed: Assumptions, base: Literal
         sequences=cache / (token * engine.max_model_len) if token else None,
         sequences_wanted=min(engine.max_concurrent, max(config.es.tasks_per_member, config.eval.batch or 1)),
     )
+
+
+def _engine_share(config: Config, assumed: Assumptions) -> float:
+    """Of the GPU's memory. Errors: ConfigError."""
+    given = config.engine.extra.get("gpu_memory_utilization", assumed.engine_share)
+    if not isinstance(given, int | float) or not 0 < given <= 1:
+        raise ConfigError(f"engine.extra.gpu_memory_utilization={given} must be a share above 0, at most 1")
+    return given
 
 
 def _remedies(config: Config, shape: Shape, assumed: Assumptions, now: GpuMemory) -> tuple[str, ...]:
