@@ -388,13 +388,18 @@ def test_theta_lies_on_the_device_where_there_is_room(model: Path, room: Any) ->
         device_base(arena, targets, 0, 1, "device")
 
 
-def test_ranks_that_share_an_arena_choose_alike(model: Path, room: Any) -> None:
+def test_ranks_that_share_an_arena_choose_alike(model: Path, room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     arena = arena_of(model)
     targets = live(arena, 0, 2, "bfloat16")
     room(2**40)
-    assert isinstance(device_base(arena, targets, 0, 2, "auto"), StreamedBase), "nobody knows of the other rank"
-    assert isinstance(device_base(arena, targets, 0, 2, "auto", lambda mine: False), StreamedBase)
-    assert isinstance(device_base(arena, targets, 0, 2, "auto", lambda mine: mine), DeviceBase)
+    assert isinstance(device_base(arena, targets, 0, 2, "auto"), StreamedBase), "nobody can ask the other rank"
+    group = SimpleNamespace(
+        is_initialized=lambda: True, get_world_size=lambda: 2, ReduceOp=devices.distributed.ReduceOp, all_reduce=None
+    )
+    monkeypatch.setattr(devices, "distributed", group)
+    for other, base in [(0, StreamedBase), (1, DeviceBase)]:
+        group.all_reduce = lambda vote, operation, other=other: vote.clamp_(max=other)
+        assert isinstance(device_base(arena, targets, 0, 2, "auto"), base)
 
 
 def test_staging_is_bounded(model: Path) -> None:

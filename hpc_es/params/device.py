@@ -6,12 +6,13 @@ behind while commits are applied here; only `reload` reads it again, and its `ve
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+from torch import distributed
 
 from hpc_es.errors import EngineError
 from hpc_es.es import optimiser as optimisers
@@ -31,20 +32,11 @@ RESERVE = 2**30
 log = logging.getLogger(__name__)
 
 
-def device_base(
-    arena: Arena,
-    targets: Sequence[Target],
-    rank: int,
-    num_ranks: int,
-    residence: Residence,
-    agree: Callable[[bool], bool] | None = None,
-) -> Base:
+def device_base(arena: Arena, targets: Sequence[Target], rank: int, num_ranks: int, residence: Residence) -> Base:
     """The base of a rank whose live memory is on a device: theta on it as well, or streamed from pinned host memory.
 
-    auto: on the device where it has room. Ranks share the arena that they stream from, so all of them must choose
-    alike: `agree` gives every rank True where all were asked with True; without it, several ranks stream. What is
-    free now is taken to be free for good, so call this when the engine has what it needs.
-    Errors: EngineError when residence is `device` and there is no room.
+    auto: on the device where every rank has room. All ranks call this at once, when the engine has what it needs:
+    what is free then is taken to be free for good. Errors: EngineError when residence is `device` and there is no room.
     """
     device = targets[0][1].device
     pinned = pin(arena.memory, arena)
@@ -56,7 +48,7 @@ def device_base(
             f"{free} are free: leave the engine less (engine.extra.gpu_memory_utilization), or use engine.base=host"
         )
     if residence == "auto":
-        has_room = agree(has_room) if agree else has_room and num_ranks == 1
+        has_room = all_ranks(has_room, num_ranks, device)
     keep = residence != "host" and has_room
     with extra_memory(device) as extra:
         make = DeviceBase if keep else StreamedBase
@@ -70,6 +62,18 @@ def device_base(
         *(where, needed / 2**30, free / 2**30, extra.held / 2**20, extra.peak / 2**20),
     )
     return base
+
+
+def all_ranks(mine: bool, num_ranks: int, device: torch.device) -> bool:
+    """Whether all ranks say so; they ask each other through the engine's default process group. They stream from one
+    arena, which each of them updates a part of, so they must all choose alike. False where they cannot ask."""
+    if num_ranks == 1:
+        return mine
+    if not distributed.is_initialized() or distributed.get_world_size() != num_ranks:
+        return False
+    vote = torch.tensor(int(mine), device=device)
+    distributed.all_reduce(vote, distributed.ReduceOp.MIN)
+    return bool(vote)
 
 
 def bytes_needed(arena: Arena, regions: Iterable[Region]) -> int:
