@@ -1,0 +1,87 @@
+"""Where the wall-clock of a finished run went, from run.h5 and the times of its files.
+
+Invariant: a worker's connected seconds are in exactly one row each: what it reports of its evaluations (by its own
+monotonic clock), messages (from the lease to the result at the head, less that), and waiting.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from hpc_es.paths import RunPaths
+from hpc_es.store import Run, read
+
+
+class Row(NamedTuple):
+    process: str
+    phase: str
+    seconds: float
+    """For workers the mean over those that ever connected."""
+
+
+def phases(root: Path) -> list[Row]:
+    """Of a run that was not interrupted. Errors: StoreError."""
+    paths = RunPaths(root)
+    run = read(paths.hdf5)
+    return [*_start(paths, run), *_workers(run), *_head(run), *_end(paths, run)]
+
+
+def _event(run: Run, what: str) -> float:
+    found = run.events.loc[run.events["what"] == what, "time"]
+    return float(found.iloc[-1]) if len(found) else float("nan")
+
+
+def _start(paths: RunPaths, run: Run) -> Iterator[Row]:
+    launched = paths.launcher_lock.stat().st_mtime
+    head = _event(run, "head started")
+    joined = float(run.workers["time_joined"].mean())
+    yield Row("launcher, head", "imports, checks, processes, theta_0, journal", head - launched)
+    yield Row("workers", "imports, vLLM's start, proofs, beyond that", joined - head)
+
+
+def _workers(run: Run) -> Iterator[Row]:
+    rows = run.evaluations[(run.evaluations["source"] == "run") & run.evaluations["time_received"].notna()]
+    count = len(run.workers)
+    reported = 0.0
+    for phase, kinds, columns in (
+        ("members: updating theta", ("train",), ("seconds_update",)),
+        ("members: writing weights", ("train",), ("seconds_perturb",)),
+        ("members: episodes", ("train",), ("seconds_rollout",)),
+        ("centre: all of it", ("eval", "centre"), ("seconds_update", "seconds_perturb", "seconds_rollout")),
+    ):
+        seconds = float(rows.loc[rows["kind"].isin(kinds), list(columns)].sum().sum()) / count
+        reported += seconds
+        yield Row("workers", phase, seconds)
+    held = float((rows["time_received"] - rows["time_leased"]).sum()) / count
+    connected = float(run.workers["seconds_connected"].sum()) / count
+    yield Row("workers", "messages to and from the head", held - reported)
+    yield Row("workers", "waiting for work, or for the end", connected - held)
+
+
+def _head(run: Run) -> Iterator[Row]:
+    yield Row("head", "from a full cohort to its commit", float(_commit_delays(run).sum()))
+    yield Row("head", "updating its theta, beside the workers", float(run.updates["seconds_update"].sum()))
+
+
+def _commit_delays(run: Run) -> "pd.Series[float]":
+    """From the moment that a commit waits for nothing: its cohort is full, and all that its version planned is leased,
+    the centre's batches too."""
+    rows = run.evaluations[run.evaluations["source"] == "run"]
+    consumed = rows[rows["consumed_version"].notna()]
+    full = consumed.groupby(consumed["consumed_version"].astype(int) + 1)["time_received"].max()
+    leased = rows.groupby(rows["dispatch_version"].astype(int) + 1)["time_leased"].max().reindex(full.index)
+    free = pd.concat([full, leased], axis=1).max(axis=1)
+    return run.updates.set_index("version")["time_committed"] - free
+
+
+def _end(paths: RunPaths, run: Run) -> Iterator[Row]:
+    stopped = _event(run, "head stopped")
+    last = float(run.evaluations.loc[run.evaluations["source"] == "run", "time_received"].max())
+    gone = max(log.stat().st_mtime for log in paths.logs.glob("*.log"))
+    yield Row("head", "from the last result to its end: checkpoint, run.h5", stopped - last)
+    yield Row("workers", "engine's end", gone - stopped)
+    reports = [file.stat().st_mtime for file in (paths.root / "report").glob("*")]
+    if reports:
+        yield Row("launcher", "processes' end, report", max(reports) - gone)
