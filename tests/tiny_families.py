@@ -49,10 +49,10 @@ COMMON = {
 }
 
 
-def write_family(name: str, folder: Path) -> Path:
-    """A model of the family; returns `folder`."""
+def write_family(name: str, folder: Path, **others: Any) -> Path:
+    """A model of the family, with other settings where given; returns `folder`."""
     write_tiny_llama(folder)
-    config = AutoConfig.for_model(name.removesuffix("_untied"), **COMMON | FAMILIES[name])
+    config = AutoConfig.for_model(name.removesuffix("_untied"), **COMMON | FAMILIES[name] | others)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float()
     with torch.no_grad():

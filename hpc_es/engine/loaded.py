@@ -1,9 +1,9 @@
-"""The way into a live vLLM model that any family has: its own `load_weights`.
+"""The ways into a live vLLM model that any family has: its own `load_weights`, or all of loading once more.
 
 Invariant: the storage of no parameter moves, so that CUDA graphs stay valid.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -18,6 +18,9 @@ from hpc_es.params.base import HostBase
 class LoadedBase(HostBase):
     """Perturbed tensors are made in host memory, a group at a time, by every rank, and handed to load_weights."""
 
+    refresh: Callable[[Iterable[tuple[str, torch.Tensor]]], object] | None = None
+    """In place of load_weights, for a model that repacks weights after loading: load and repack. Keeps tensors."""
+
     def __init__(self, arena: Arena, model: Any, dtype: torch.dtype, rank: int, num_ranks: int) -> None:
         super().__init__(arena, [], rank, num_ranks)
         self._model, self._dtype = model, dtype
@@ -28,7 +31,9 @@ class LoadedBase(HostBase):
         before = self._addresses()
         arrays = self._arena.stream(member, cast(Dtype, str(self._dtype).removeprefix("torch.")))
         tensors = self._tensors(arrays)
-        if watch is None:
+        if self.refresh is not None:
+            self.refresh((name, tensor.clone()) for name, tensor in tensors)
+        elif watch is None:
             self._model.load_weights(tensors)
         else:
             with watch:
@@ -36,7 +41,7 @@ class LoadedBase(HostBase):
         moved = [name for name, address in self._addresses().items() if before.get(name) != address]
         if moved:
             raise EngineError(
-                f"load_weights of this model family moved the storage of {moved[0]}: it cannot be written in place"
+                f"loading weights again moved the storage of {moved[0]}: this model family cannot be written in place"
             )
         return arrays.digest if self._rank == 0 else 0
 

@@ -8,6 +8,7 @@ vLLM's client waits for ever for an answer that cannot be encoded.
 """
 
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 import torch
 from vllm import _custom_ops
 from vllm.model_executor.layers import utils as layer_utils
+from vllm.platforms import current_platform
 
 from hpc_es.engine.direct_map import Watch
 from hpc_es.engine.fingerprints import differing, fingerprints, poison
@@ -40,6 +42,7 @@ class WorkerExtension:
     model_runner: Any
     model_config: Any
     parallel_config: Any
+    reload_weights: Callable[..., None]
     rank: int
     es_arena: Arena
     es_loaded: LoadedBase
@@ -67,17 +70,19 @@ class WorkerExtension:
             self.es_arena, self.model_runner.get_model(), self.model_config.dtype, self.rank, self._es_num_ranks
         )
         loaded = fingerprints(self._es_parameters())
-        poison(self._es_parameters())
         watch = Watch(parameter for _, parameter in self._es_parameters())
-        self.es_loaded.write(None, watch)
-        if changed := differing(loaded, fingerprints(self._es_parameters())):
-            raise EngineError(
-                f"vLLM's {changed[0]} ({len(changed)} such) is not what the checkpoint makes of it when written "
-                "again: this model family repacks or derives weights after loading and cannot take noise in place"
-            )
-        self.es_targets = watch.targets
+        self.es_targets, obstacle = [], "this model family repacks weights after loading"
+        if not self._es_changed(loaded, watch):
+            self.es_targets, obstacle = watch.targets, watch.obstacle
+        else:
+            self.es_loaded.refresh = self._es_refresh
+            if changed := self._es_changed(loaded):
+                raise EngineError(
+                    f"vLLM's {changed[0]} ({len(changed)} such) is not what the checkpoint makes of it when written "
+                    "again: this model family repacks or derives weights after loading and cannot take noise in place"
+                )
         regions = [[r.name, r.start, r.rows, r.width, r.stride] for r, _ in self.es_targets]
-        return {"pid": os.getpid(), "regions": regions, "obstacle": watch.obstacle}
+        return {"pid": os.getpid(), "regions": regions, "obstacle": obstacle}
 
     @torch.no_grad()
     def es_write_directly(self, counted: list[list[bool]], residence: Residence) -> dict[str, Any]:
@@ -128,6 +133,20 @@ class WorkerExtension:
         before = fingerprints(self._es_parameters())
         self.es_write(member)
         return differing(before, fingerprints(self._es_parameters()))
+
+    def _es_changed(self, loaded: dict[str, int], watch: Watch | None = None) -> list[str]:
+        """Names of the live parameters that are not as vLLM loaded them once the centre is written."""
+        poison(self._es_parameters())
+        self.es_loaded.write(None, watch)
+        return differing(loaded, fingerprints(self._es_parameters()))
+
+    def _es_refresh(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """vLLM's own way to load a running model anew, repacking included."""
+        if current_platform.is_cpu():  # it packs experts only once, when it makes their kernel
+            for module in self.model_runner.get_model().modules():
+                if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
+                    module.quant_method.moe_kernel = None
+        self.reload_weights(weights_iterator=tensors)
 
     @property
     def _es_num_ranks(self) -> int:
