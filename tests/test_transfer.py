@@ -41,7 +41,7 @@ def workers() -> Iterator[list[Worker]]:
 
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "BUCKET_BYTES", 2**16)
+    monkeypatch.setitem(transfer.BUCKET_BYTES, "gloo", 2**16)
 
 
 class Transfer:
