@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ INTERPRETED = (
 """Triton's interpreter takes seconds for each."""
 
 
+@pytest.mark.slow
 def test_the_pipelines_equal_the_arena_with_the_kernels_of_the_device() -> None:
     """The others have the host's kernels in their place."""
     pytest.importorskip("triton")
@@ -158,3 +160,53 @@ def test_memory_that_is_pinned_already_is_left_to_whoever_did_it(caplog: pytest.
     assert pin(np.zeros(1000, np.float32), Owner(), cudart)
     assert cudart.registered == {7: 1}
     assert not caplog.text
+
+
+def test_cuda_does_not_report_the_refusal_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from hpc_es.params.pinned import pin
+
+    launched = list[Any]()
+
+    def launch(*_: Any, device: str) -> None:
+        launched.append(device)
+        raise RuntimeError("CUDA error: out of memory")  # of the refused call
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", launch)
+    assert not pin(np.zeros(1000, np.float32), Owner(), Cudart(code=2))
+    assert launched == ["cuda"]
+
+
+# --- CUDA streams -----------------------------------------------------------------------------------------------------
+
+
+def test_lanes_are_streams_that_wait_for_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from hpc_es.params.streams import CudaStreams
+
+    told, names = list[str](), iter(["in", "compute", "out"])
+
+    class Stream:
+        def __init__(self, device: Any, name: str = "") -> None:
+            self.name = name or next(names)
+
+        def __getattr__(self, call: str) -> Any:
+            def tell(*other: Any) -> str:
+                told.append(" ".join([self.name, call, *(getattr(o, "name", o) for o in other)]))
+                return f"event of {self.name}"
+
+            return tell
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(device, "current"))
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(told.append(f"on {stream.name}")))
+    with CudaStreams(torch.device("cuda")) as lanes:
+        copied = lanes.submit("in", lambda: told.append("copy"))
+        lanes.submit("compute", lambda: told.append("kernel"), [copied])
+    assert told == [
+        *(f"{lane} wait_stream current" for lane in ("in", "compute", "out")),
+        *("on in", "copy", "in record_event"),
+        *("compute wait_event event of in", "on compute", "kernel", "compute record_event"),
+        *(f"{lane} synchronize" for lane in ("in", "compute", "out")),
+    ]

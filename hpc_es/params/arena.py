@@ -21,7 +21,7 @@ from hpc_es.es import optimiser as optimisers
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import Array, Perturbation, State, Step, Trace, Update, kernels, threads
 from hpc_es.params import checkpoint as checkpoints
-from hpc_es.params.layout import Slot, attach_memory, lay_out, num_elements, share_memory
+from hpc_es.params.layout import Slot, as_floats, attach_memory, lay_out, num_elements, share_memory
 from hpc_es.params.report import UpdateReport
 from hpc_es.params.weights import Stored, scan_file
 
@@ -75,7 +75,7 @@ class Arena:
         self._slots = {slot.stored.name: slot for slot in slots}
         self.optimiser = optimiser
         size = num_elements(slots)
-        self._flat = np.zeros(size, np.float32) if buffer is None else _as_floats(buffer, size)
+        self._flat = np.zeros(size, np.float32) if buffer is None else as_floats(buffer, size)
         self.memory_path = memory_path
 
     @classmethod
@@ -395,11 +395,3 @@ def update_of(commit: Commit) -> Update:
         [member.partition_seed for member in members],
         step,
     )
-
-
-def _as_floats(buffer: Any, size: int) -> Array:
-    """The first `size` floats of a writable buffer. Errors: ModelError when it is too small."""
-    floats = np.frombuffer(buffer, np.uint8)
-    if floats.nbytes < 4 * size or not floats.flags.writeable:
-        raise ModelError(f"the arena needs {4 * size} writable bytes, the given memory has {floats.nbytes}")
-    return floats[: 4 * size].view(np.float32)

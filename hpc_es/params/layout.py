@@ -11,10 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from hpc_es.errors import ModelError
 from hpc_es.es import optimiser as optimisers
-from hpc_es.noise import BLOCK, tensor_id
+from hpc_es.noise import BLOCK, Array, tensor_id
 from hpc_es.params import numa
 from hpc_es.params.weights import Stored, scan
 
@@ -135,6 +138,14 @@ def attach_memory(path: Path) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0)
     except (OSError, ValueError) as error:
         raise ModelError(f"the arena at {path} cannot be attached ({error}); its owner has ended") from error
+
+
+def as_floats(buffer: Any, size: int) -> Array:
+    """The first `size` floats of a writable buffer. Errors: ModelError when it is too small."""
+    floats = np.frombuffer(buffer, np.uint8)
+    if floats.nbytes < 4 * size or not floats.flags.writeable:
+        raise ModelError(f"the arena needs {4 * size} writable bytes, the given memory has {floats.nbytes}")
+    return floats[: 4 * size].view(np.float32)
 
 
 def _padded(size: int) -> int:

@@ -5,6 +5,7 @@ Invariant: placement only, never contents; and no error. With one node, or where
 is. A process bound to the cores beside its GPU has one node, so its memory is near that GPU without being asked.
 """
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -61,7 +62,8 @@ def spread_memory(num_bytes: int, folder: Path = NODES, cpus: Set[int] | None = 
     if len(nodes(folder, cpus)) < 2:
         return None
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
     spread(memory, folder, cpus)
     return memory
 
