@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from noise_cases import DTYPES, LAYOUTS, SIZES, STARTS, U64, Layout, close, fp32, perturbations, updates, values
+from noise_cases import DTYPES, LAYOUTS, SIZES, STARTS, TILE, U64, Layout, close, fp32, perturbations, updates, values
 
-from hpc_es.noise import reference, threads
+from hpc_es.noise import BLOCK, reference, threads
 from hpc_es.noise.reference import Array, Perturbation, Rows, State, Step, Update
 
 pytest.importorskip("numba")
-from hpc_es.noise import cpu
+import numba
+
+from hpc_es.noise import cpu, cpu_kernels
+from hpc_es.noise.compiling import compiled
 
 
 @settings(deadline=None, max_examples=60)
@@ -120,23 +123,29 @@ def test_the_order_of_members_matters_and_is_kept() -> None:
     assert forwards.tobytes() != backwards.tobytes()
 
 
-@pytest.mark.parametrize("num_threads", [1, 2, 5])
-def test_results_do_not_depend_on_threads_or_chunks(num_threads: int) -> None:
-    steps, whole = [Update([3, 4], [1e-3, 2e-3], [0, 1], 3, [8, 9])], values(20_000)[20:].copy()
-    cut, expected = whole.copy(), cpu.update(whole, 7, steps)
-    digests: list[int] = []
-    chunk, before = 8 * 37 * num_threads, threads.start()
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+@pytest.mark.parametrize("chunk", [BLOCK, 37 * BLOCK, TILE * BLOCK, 1001 * BLOCK])
+def test_results_do_not_depend_on_threads_or_chunks(num_threads: int, chunk: int) -> None:
+    member, steps = Perturbation(3, 1e-3 / 4096, 2, 5, 9), [Update([3, 4], [1e-3, 2e-3], [0, 1], 3, [8, 9])]
+    theta = values(9_000)[20:].copy()
+    whole, cut = np.empty(theta.shape, np.uint16), np.empty(theta.shape, np.uint16)
+    after, changed, digests = theta.copy(), theta.copy(), list[tuple[int, int]]()
+    expected = cpu.perturb(theta, whole, 7, member), cpu.update(after, 7, steps).digests[0]
+    before = threads.start()
 
     def work(start: int) -> None:
-        digests.append(cpu.update(cut[start : start + chunk], 7, steps, start=start).digests[0])
+        part = slice(start, start + chunk)
+        digest = cpu.perturb(theta[part], cut[part], 7, member, start=start)
+        digests.append((digest, cpu.update(changed[part], 7, steps, start=start).digests[0]))
 
     try:
         threads.start(num_threads)
-        threads.run(work, reversed(range(0, cut.size, chunk)))
+        threads.run(work, reversed(range(0, theta.size, chunk)))
     finally:
         threads.start(before)
     assert cut.tobytes() == whole.tobytes()
-    assert sum(digests) % 2**64 == expected.digests[0]
+    assert changed.tobytes() == after.tobytes()
+    assert tuple(sum(shares) % 2**64 for shares in zip(*digests, strict=True)) == expected
 
 
 @pytest.mark.parametrize("module", [reference, cpu])
@@ -180,11 +189,11 @@ APPROXIMATE = r"\bv?(rsqrt|rcp)|\bf(rsqrt|recp)"
 
 
 @pytest.mark.skipif(platform.machine() not in FUSED, reason="the instruction names of this CPU are not known here")
-@pytest.mark.parametrize("kernel", ["_perturb", "_update"])
+@pytest.mark.parametrize("kernel", ["perturb_kernel", "update_kernel"])
 def test_no_multiply_and_add_is_fused_in_the_machine_code(kernel: str) -> None:
-    function = getattr(cpu, kernel)
+    function = getattr(cpu_kernels, kernel)
     (signature,) = function.signatures
-    again = cpu.compiled(*signature, cache=False)(function.py_func)  # cached code cannot be inspected
+    again = compiled(*signature, cache=False)(function.py_func)  # cached code cannot be inspected
     text = again.inspect_asm(signature)  # type: ignore[attr-defined]
     assert all(re.search(instruction, text) for instruction in APART[platform.machine()])
     assert not re.search(FUSED[platform.machine()], text)
@@ -200,6 +209,6 @@ def test_kernels_compile_where_no_cache_folder_can_be_written(monkeypatch: pytes
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: function
 
-    monkeypatch.setattr(cpu.numba, "njit", refuse_cache)
-    cpu.compiled(cpu.types.int64)(lambda x: None)
+    monkeypatch.setattr(numba, "njit", refuse_cache)
+    compiled(numba.types.int64)(lambda x: None)
     assert calls == [True, False]

@@ -1,372 +1,32 @@
-"""The kernels of reference.py for the CPU: compiled by numba, one streaming pass each, equal to it bit for bit.
+"""The passes of reference.py for the CPU, over contiguous numpy arrays: equal to it bit for bit.
 
-Invariant: nothing here is fused or reordered (fastmath off; fp32 multiply, then fp32 add), and results do not depend
-on how a tensor is cut, as long as cuts fall on blocks. All kernels release the GIL; callers bring the threads.
-
-Work goes tile by tile, so that every intermediate stays in the cache. Within a tile the Philox rounds run over
-arrays of counters, which LLVM turns into vector instructions; only the table look-up is scalar.
+Invariant: results do not depend on how a tensor is cut, as long as cuts fall on blocks. `start` is a multiple of BLOCK,
+except for noise. All passes release the GIL; callers bring the threads.
 """
 
 from collections.abc import Sequence
 
-import numba
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from hpc_es.noise.compiling import compiled, vector
-from hpc_es.noise.reference import (
-    BLOCK,
-    DIGEST_INDEX,
-    DIGEST_TENSOR,
-    MAX_SUBSPACES,
-    PARTITION_DOMAIN,
-    Array,
-    Perturbation,
-    Rows,
-    State,
-    Step,
-    Trace,
-    Update,
-    table,
+from hpc_es.noise.cpu_kernels import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    digest_kernel,
+    noise_kernel,
+    perturb_kernel,
+    update_kernel,
 )
+from hpc_es.noise.reference import BLOCK, Array, Perturbation, Rows, State, Step, Trace, Update, table
 
-TILE = 128
-"""Blocks per tile."""
-FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
-
-_MASK = 2**64 - 1
-_HALF, _PAIR = np.uint64(32), np.uint64(2)
-_INDEX, _TWICE_INDEX = np.uint64(DIGEST_INDEX), np.uint64(2 * DIGEST_INDEX & _MASK)
-_TENSOR = np.uint64(2 * DIGEST_TENSOR & _MASK)
-_DOMAIN = np.uint32(PARTITION_DOMAIN)
 _NONE = np.empty(0, np.float32)
-
-
-# --- inside a tile ----------------------------------------------------------------------------------------------
-
-
-@numba.njit(inline="always")
-def _philox(blocks, key, low, high, words):  # type: ignore[no-untyped-def]
-    """Philox4x32-10 of counters (block, low, high); words [4, TILE]."""
-    for j in range(blocks.size):
-        a, b = np.uint32(blocks[j]), np.uint32(blocks[j] >> _HALF)
-        c, d = low, high
-        k, m = np.uint32(key), np.uint32(key >> _HALF)
-        for _ in range(10):
-            p, q = np.uint64(a) * np.uint64(0xD2511F53), np.uint64(c) * np.uint64(0xCD9E8D57)
-            a, b = np.uint32(q >> _HALF) ^ b ^ k, np.uint32(q)
-            c, d = np.uint32(p >> _HALF) ^ d ^ m, np.uint32(p)
-            k, m = np.uint32(k + np.uint32(0x9E3779B9)), np.uint32(m + np.uint32(0xBB67AE85))
-        words[0, j], words[1, j], words[2, j], words[3, j] = a, b, c, d
-
-
-@intrinsic
-def _prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
-    """Begin to bring array[index] into the cache; harmless past the array's end."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        byte_pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte_pointer)
-        function = ir.FunctionType(ir.VoidType(), [byte_pointer, i32, i32, i32])
-        prefetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [address, i32(0), i32(3), i32(1)])  # to read, keep in all levels, data
-        return context.get_dummy_value()
-
-    return types.none(array, types.intp), generate
-
-
-@numba.njit(inline="always")
-def _look_up(words, slots, gauss, values, ahead):  # type: ignore[no-untyped-def]
-    """Write the eight table values of the j-th counter to block slots[j] of `values`.
-
-    Meanwhile memory delivers `ahead`, the elements of the next tile: a third faster where theta is not in the cache.
-    """
-    for j in range(slots.size):
-        at = BLOCK * slots[j]
-        _prefetch(ahead, BLOCK * j)
-        for w in range(4):
-            values[at + 2 * w] = gauss[words[w, j] & np.uint32(0xFFFF)]
-            values[at + 2 * w + 1] = gauss[words[w, j] >> np.uint32(16)]
-
-
-@numba.njit(inline="always")
-def _partition(first, size, ident, seed, num_subspaces, owners):  # type: ignore[no-untyped-def]
-    """owners[j] = subspace of block first + j; the permutation of each group by Fisher-Yates."""
-    call, words = np.empty(1, np.uint64), np.empty((4, 1), np.uint32)
-    order = np.empty(MAX_SUBSPACES, np.uint8)
-    for group in range(first // num_subspaces, (first + size - 1) // num_subspaces + 1):
-        for i in range(num_subspaces):
-            order[i] = i
-        call[0] = group
-        for i in range(num_subspaces - 1):
-            if i % 4 == 0:
-                high = np.uint32((np.uint32(ident >> _HALF) ^ _DOMAIN) + np.uint32(i // 4))
-                _philox(call, seed, np.uint32(ident), high, words)
-            top = num_subspaces - 1 - i
-            chosen = np.int64(words[i % 4, 0]) % (top + 1)
-            order[top], order[chosen] = order[chosen], order[top]
-        for i in range(num_subspaces):
-            j = group * num_subspaces + i - first
-            if 0 <= j < size:
-                owners[j] = order[i]
-
-
-@numba.njit(inline="always")
-def _owned(size, num_subspaces, owners, subspace, every, scratch):  # type: ignore[no-untyped-def]
-    """The blocks of a tile that `subspace` owns."""
-    if num_subspaces == 1:
-        return every[:size]
-    count = 0
-    for j in range(size):
-        if owners[j] == subspace:
-            scratch[count] = j
-            count += 1
-    return scratch[:count]
-
-
-@numba.njit(inline="always")
-def _tile_noise(first, slots, ident, seed, blocks, words, gauss, values, ahead):  # type: ignore[no-untyped-def]
-    """Table values of the blocks first + slots[j]; zero elsewhere."""
-    if slots.size < TILE:
-        values[:] = 0
-    for j in range(slots.size):
-        blocks[j] = np.uint64(first + slots[j])
-    _philox(blocks[: slots.size], seed, np.uint32(ident), np.uint32(ident >> _HALF), words)
-    _look_up(words, slots, gauss, values, ahead)
-
-
-@numba.njit(inline="always")
-def _to_bfloat16(bits, out):  # type: ignore[no-untyped-def]
-    for i in range(out.size):
-        x = bits[i]
-        rounded = (x + np.uint32(0x7FFF) + ((x >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        quiet = (x >> np.uint32(16)) | np.uint32(0x40)
-        out[i] = quiet if (x & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000) else rounded
-
-
-@numba.njit(inline="always")
-def _to_float16(bits, scratch, scratch_bits, out):  # type: ignore[no-untyped-def]
-    for i in range(out.size):  # subnormal halves: adding 0.5 lets the fp32 adder round them
-        scratch_bits[i] = bits[i] & np.uint32(0x7FFFFFFF)
-    for i in range(out.size):
-        scratch[i] = scratch[i] + np.float32(0.5)
-    for i in range(out.size):
-        x = bits[i] & np.uint32(0x7FFFFFFF)
-        half = (x - np.uint32(0x38000000) + np.uint32(0xFFF) + ((x >> np.uint32(13)) & np.uint32(1))) >> np.uint32(13)
-        half = scratch_bits[i] - np.uint32(0x3F000000) if x < np.uint32(0x38800000) else half
-        half = np.uint32(0x7C00) if x >= np.uint32(0x47800000) else half
-        quiet = ((x >> np.uint32(13)) & np.uint32(0x3FF)) | np.uint32(0x7E00)
-        half = quiet if x > np.uint32(0x7F800000) else half
-        out[i] = half | ((bits[i] >> np.uint32(16)) & np.uint32(0x8000))
-
-
-@numba.njit(inline="always")
-def _tile_digest(bits, start, ident):  # type: ignore[no-untyped-def]
-    """Share of elements start, start + 1, ... : one 64-bit multiplication by the factors is left per tile."""
-    plain, weighted = np.uint64(0), np.uint64(0)
-    for i in range(bits.size):
-        plain += np.uint64(bits[i])
-        weighted += np.uint64(bits[i]) * np.uint64(np.uint32(i))
-    factor = (_PAIR * np.uint64(start) + np.uint64(1)) * _INDEX + ident * _TENSOR
-    return plain * factor + weighted * _TWICE_INDEX
-
-
-@numba.njit(inline="always")
-def _add_members(  # type: ignore[no-untyped-def]
-    members, first, size, ident, seeds, coefficients, subspaces, num_subspaces, partition_seeds, gauss, ahead,
-    scratch, total, hit,
-):  # fmt: skip
-    """total = the sum of coefficient * T, member by member; hit = the blocks that any of them owns."""
-    blocks, words, slots, every, owners, values = scratch
-    total[:] = 0
-    hit[:] = False
-    for i in members:
-        if num_subspaces > 1 and (i == members.start or partition_seeds[i] != partition_seeds[i - 1]):
-            _partition(first, size, ident, partition_seeds[i], num_subspaces, owners)
-        # Adding zero where the member has no noise is neutral: a sum that began at +0 is never -0.
-        mine = _owned(size, num_subspaces, owners, subspaces[i], every, slots)
-        _tile_noise(first, mine, ident, seeds[i], blocks, words, gauss, values, ahead)
-        for j in range(total.size):
-            total[j] += coefficients[i] * np.float32(values[j])
-        for j in mine:
-            hit[j] = True
-
-
-@numba.njit(inline="always")
-def _optimise(step, total, hit, mean, square, adam):  # type: ignore[no-untyped-def]
-    """reference.optimise on the blocks of a tile that were hit: `total`, the gradient, becomes the change of theta."""
-    rate, decay_m, gain_m = step[0], step[1], step[2]
-    decay_v, gain_v, epsilon = step[3], step[4], step[5]
-    for block in range(TILE):
-        if hit[block]:
-            for j in range(BLOCK * block, BLOCK * (block + 1)):
-                mean[j] = decay_m * mean[j] + gain_m * total[j]
-                if adam:
-                    square[j] = decay_v * square[j] + gain_v * (total[j] * total[j])
-                    total[j] = (rate * mean[j]) / (np.sqrt(square[j]) + epsilon)
-                else:
-                    total[j] = rate * mean[j]
-
-
-@numba.njit(inline="always")
-def _sum_of_squares(changes, scratch):  # type: ignore[no-untyped-def]
-    """float64, by halves, so that no addition waits for the one before."""
-    for i in range(BLOCK * TILE):
-        scratch[i] = np.float64(changes[i]) * np.float64(changes[i])
-    width = BLOCK * TILE // 2
-    while width > 0:
-        for i in range(width):
-            scratch[i] += scratch[width + i]
-        width //= 2
-    return scratch[0]
-
-
-# --- kernels: whole runs of blocks of one tensor ------------------------------------------------------------------
-
-_u64, _i64, _f32 = types.uint64, types.int64, types.float32
-
-
-@compiled(vector(types.int16), _u64, _u64, _i64, vector(types.int16))
-def _noise(out, ident, seed, first, gauss):  # type: ignore[no-untyped-def]
-    blocks, words, slots = np.empty(TILE, np.uint64), np.empty((4, TILE), np.uint32), np.arange(TILE)
-    for tile in range(0, out.size // BLOCK, TILE):
-        size = min(TILE, out.size // BLOCK - tile)
-        for j in range(size):
-            blocks[j] = np.uint64(first + tile + j)
-        _philox(blocks[:size], seed, np.uint32(ident), np.uint32(ident >> _HALF), words)
-        _look_up(words, slots[:size], gauss, out[BLOCK * tile : BLOCK * (tile + size)], out[BLOCK * (tile + size) :])
-
-
-@compiled(
-    *(vector(_f32), vector(_f32), vector(types.uint16), _i64, _u64, _i64, _i64, _i64, _i64),
-    *(types.boolean, _u64, _f32, _i64, _i64, _u64, vector(types.int16), vector(_u64)),
-)
-def _perturb(  # type: ignore[no-untyped-def]
-    theta, out32, out16, kind, ident, first, width, stride, pitch, noisy, seed, scale, subspace, num_subspaces,
-    partition_seed, gauss, digests,
-):  # fmt: skip
-    blocks, words, slots = np.empty(TILE, np.uint64), np.empty((4, TILE), np.uint32), np.empty(TILE, np.int64)
-    every = np.arange(TILE)
-    owners, values = np.zeros(TILE, np.uint8), np.empty(BLOCK * TILE, np.int16)
-    result, scratch = np.empty(BLOCK * TILE, np.float32), np.empty(BLOCK * TILE, np.float32)
-    bits, scratch_bits = result.view(np.uint32), scratch.view(np.uint32)
-    theta_bits = theta.view(np.uint32)
-    for row in range((theta.size + pitch - 1) // pitch):
-        row_end = min(row * pitch + width, theta.size)
-        for begin in range(row * pitch, row_end, BLOCK * TILE):
-            end = min(begin + BLOCK * TILE, row_end)
-            base, compact = theta[begin:end], begin - row * (pitch - width)
-            size = (base.size + BLOCK - 1) // BLOCK
-            at = first + (begin - row * (pitch - stride)) // BLOCK
-            digests[0] += _tile_digest(theta_bits[begin:end], BLOCK * at, ident)
-            if noisy:
-                if num_subspaces > 1:
-                    _partition(at, size, ident, partition_seed, num_subspaces, owners)
-                mine = _owned(size, num_subspaces, owners, subspace, every, slots)
-                ahead = theta[end if end < row_end else (row + 1) * pitch :]
-                _tile_noise(at, mine, ident, seed, blocks, words, gauss, values, ahead)
-                for i in range(base.size):
-                    result[i] = base[i] + scale * np.float32(values[i])
-                if num_subspaces > 1:
-                    for i in range(base.size):
-                        result[i] = result[i] if owners[i // BLOCK] == subspace else base[i]
-            else:
-                for i in range(base.size):
-                    result[i] = base[i]
-            if kind == FLOAT32:
-                out = out32[compact : compact + base.size]
-                for i in range(base.size):
-                    out[i] = result[i]
-            elif kind == BFLOAT16:
-                _to_bfloat16(bits, out16[compact : compact + base.size])
-            else:
-                _to_float16(bits, scratch, scratch_bits, out16[compact : compact + base.size])
-
-
-@compiled(
-    *(vector(_f32), vector(_f32), vector(_f32), vector(_u64), _i64, _i64, _i64, _i64),
-    *(vector(_i64), vector(_u64), vector(_f32)),
-    *(vector(_i64), vector(_i64), vector(_u64), types.Array(_f32, 2, "C")),
-    *(vector(types.int16), vector(_u64), vector(types.float64)),
-)
-def _update(  # type: ignore[no-untyped-def]
-    theta, m, v, idents, first, width, stride, pitch, bounds, seeds, coefficients, subspaces, num_subspaces,
-    partition_seeds, steps, gauss, digests, squares,
-):  # fmt: skip
-    blocks, words, slots = np.empty(TILE, np.uint64), np.empty((4, TILE), np.uint32), np.empty(TILE, np.int64)
-    scratch = blocks, words, slots, np.arange(TILE), np.empty(TILE, np.uint8), np.empty(BLOCK * TILE, np.int16)
-    now, total = np.empty(BLOCK * TILE, np.float32), np.empty(BLOCK * TILE, np.float32)
-    mean, square = np.zeros(BLOCK * TILE, np.float32), np.zeros(BLOCK * TILE, np.float32)
-    hit, halves = np.empty(TILE, np.bool_), np.empty(BLOCK * TILE, np.float64)
-    bits, mean_bits, square_bits = now.view(np.uint32), mean.view(np.uint32), square.view(np.uint32)
-    for row in range((theta.size + pitch - 1) // pitch):
-        row_end = min(row * pitch + width, theta.size)
-        for begin in range(row * pitch, row_end, BLOCK * TILE):
-            end = min(begin + BLOCK * TILE, row_end)
-            base = theta[begin:end]
-            count, size = base.size, (base.size + BLOCK - 1) // BLOCK
-            at = first + (begin - row * (pitch - stride)) // BLOCK
-            for j in range(count):
-                now[j] = base[j]
-            for j in range(min(count, m.size)):
-                mean[j] = m[begin + j]
-            for j in range(min(count, v.size)):
-                square[j] = v[begin + j]
-            for version in range(num_subspaces.size):
-                members = range(bounds[version], bounds[version + 1])
-                ahead = theta[end if end < row_end else (row + 1) * pitch :]
-                _add_members(
-                    members, at, size, idents[0], seeds, coefficients, subspaces, num_subspaces[version],
-                    partition_seeds, gauss, ahead, scratch, total, hit,
-                )  # fmt: skip
-                if m.size > 0:
-                    _optimise(steps[version], total, hit, mean, square, v.size > 0)
-                if num_subspaces[version] == 1 and bounds[version] < bounds[version + 1]:
-                    for j in range(count):
-                        after = now[j] + total[j]
-                        total[j] = after - now[j]
-                        now[j] = after
-                else:
-                    for j in range(count):
-                        after = now[j] + total[j] if hit[j // BLOCK] else now[j]
-                        total[j] = after - now[j]
-                        now[j] = after
-                total[count:] = 0  # the last tile may be shorter
-                squares[version] += _sum_of_squares(total, halves)
-                digests[version] += _tile_digest(bits[:count], BLOCK * at, idents[0])
-                if m.size > 0:
-                    digests[version] += _tile_digest(mean_bits[:count], BLOCK * at, idents[1])
-                if v.size > 0:
-                    digests[version] += _tile_digest(square_bits[:count], BLOCK * at, idents[2])
-            for j in range(count):
-                base[j] = now[j]
-            for j in range(min(count, m.size)):
-                m[begin + j] = mean[j]
-            for j in range(min(count, v.size)):
-                v[begin + j] = square[j]
-
-
-@compiled(vector(types.uint32), _u64, _i64, _i64, _i64, _i64, vector(_u64))
-def _digest(bits, ident, first, width, stride, pitch, digests):  # type: ignore[no-untyped-def]
-    for row in range((bits.size + pitch - 1) // pitch):
-        row_end = min(row * pitch + width, bits.size)
-        for begin in range(row * pitch, row_end, BLOCK * TILE):
-            at = BLOCK * first + begin - row * (pitch - stride)
-            digests[0] += _tile_digest(bits[begin : min(begin + BLOCK * TILE, row_end)], at, ident)
-
-
-# --- the same functions as in reference.py; `start` is a multiple of BLOCK, except for noise -------------------------
 
 
 def noise(seed: int, ident: int, start: int, count: int) -> Array:
     """As reference.noise."""
     first, last = start // BLOCK, -(-(start + count) // BLOCK)
     out = np.empty(BLOCK * (last - first), np.int16)
-    _noise(out, np.uint64(ident), np.uint64(seed), first, table())
+    noise_kernel(out, np.uint64(ident), np.uint64(seed), first, table())
     return out[start - BLOCK * first :][:count]
 
 
@@ -378,7 +38,7 @@ def perturb(
     out32 = out if kind == FLOAT32 else np.empty(0, np.float32)
     out16 = np.empty(0, np.uint16) if kind == FLOAT32 else out.view(np.uint16)
     member, digests = noisy or Perturbation(0, 0.0), np.zeros(1, np.uint64)
-    _perturb(
+    perturb_kernel(
         *(theta, out32, out16, kind, np.uint64(ident), start // BLOCK, *_rows(theta, rows), noisy is not None),
         *(np.uint64(member.seed), np.float32(member.scale), member.subspace, member.num_subspaces),
         *(np.uint64(member.partition_seed), table(), digests),
@@ -400,7 +60,7 @@ def update(
     m, v = [*(s.values for s in state), _NONE, _NONE][:2]
     none = [0] * max((len(version.seeds) for version in updates), default=0)
     steps = [version.step or Step(0.0, 0.0, 0.0) for version in updates]
-    _update(
+    update_kernel(
         *(theta, m, v, np.array([ident, *(s.ident for s in state)], np.uint64), start // BLOCK),
         *_rows(theta, rows),
         np.cumsum([0, *(len(version.seeds) for version in updates)]),
@@ -420,7 +80,7 @@ def update(
 def digest(theta: Array, ident: int, *, start: int = 0, rows: Rows | None = None) -> int:
     """As reference.digest; contiguous."""
     total = np.zeros(1, np.uint64)
-    _digest(theta.view(np.uint32), np.uint64(ident), start // BLOCK, *_rows(theta, rows), total)
+    digest_kernel(theta.view(np.uint32), np.uint64(ident), start // BLOCK, *_rows(theta, rows), total)
     return int(total[0])
 
 
