@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 Clock = Callable[[], float]
+TITLES = ("", "ours", "usual", "ratio", "limit", "x limit", "goal")
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,9 @@ def alternate(
 
 def show(bench: str, rows: Sequence[Row], *, as_json: bool) -> None:
     """Print the table and, as the last line, the JSON."""
-    titles = ("", "ours", "usual", "ratio", "limit", "x limit", "goal")
-    cells = [titles, *(_cells(row) for row in rows)]
-    widths = [max(len(line[place]) for line in cells) for place in range(len(titles))]
-    for line in cells:
+    lines = [TITLES, *map(cells, rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(TITLES))]
+    for line in lines:
         first, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
         print(line[0].ljust(len(first)), *others, sep="  ", flush=True)
     if as_json:
@@ -99,7 +99,9 @@ def show(bench: str, rows: Sequence[Row], *, as_json: bool) -> None:
         print(json.dumps({"bench": bench, "rows": made}), flush=True)
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row) -> tuple[str, ...]:
+    """Of a table with TITLES."""
+
     def quantity(value: float | None) -> str:
         return "" if value is None else f"{value:.3g} {row.unit}" if value < 1000 else f"{value:,.0f} {row.unit}"
 
