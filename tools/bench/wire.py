@@ -9,7 +9,8 @@ headers of TCP and IP are not: the rows with headers add 66 bytes (Ethernet, IP,
 segments that the kernel counted, which here are those of loopback.
 
 "commit": announcement and update record of `--population` members, by broadcast in an epoch or on the control plane,
-for three kinds of populations. "heartbeats a minute" leaves out the pings of ZeroMQ itself, every five seconds. Bytes that a worker passes on to others in the broadcast's tree count at both of them.
+for three kinds of populations. Bytes that a worker passes on to others in the broadcast's tree count at both of them.
+Left out: the pings of ZeroMQ itself, every five seconds, and at a join the short talk with the torch store.
 """
 
 import multiprocessing
@@ -66,7 +67,7 @@ def main() -> None:
             wire.end_epoch()
             rows += commit_rows(wire, "on the control plane", options.population, options.commits)
             rows += other_rows(wire, options.tasks)
-            rows.append(Row("joining an epoch, once", "bytes", joining.received + joining.sent))
+            rows.append(Row("joining an epoch, Gloo's connections", "bytes", joining.received + joining.sent))
         finally:
             wire.close()
     show("wire", rows, as_json=options.json)
