@@ -4,57 +4,47 @@ On CPU tensors with the host's kernels in place of the device's; some of it agai
 interpreter (TRITON_INTERPRET=1), and all of it on a GPU with HPC_ES_TEST_DEVICE=cuda.
 """
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import host_kernels
-import numpy as np
 import pytest
 import small_checkpoint
-import torch
 from adversary import ORDERS, Adversary, Wait
+from device_cases import (
+    COLUMNS,
+    DEVICE,
+    HAS_KERNELS,
+    MEMBERS,
+    SCOPE,
+    SHAPES,
+    STEPS,
+    arena_of,
+    commits,
+    holds,
+    live,
+    ring,
+    same,
+)
 
 from hpc_es.errors import EngineError, RunFailed, StoreError, VerifyError
 from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
+from hpc_es.es.records import Commit
 from hpc_es.head.loop import restore
 from hpc_es.noise import cuda
 from hpc_es.noise.reference import Trace
-from hpc_es.params import device as devices
 from hpc_es.params import head_update
 from hpc_es.params import streamed as streamed_module
 from hpc_es.params.arena import CAST, Arena, Dtype
 from hpc_es.params.base import Target
-from hpc_es.params.device import DeviceBase, bytes_needed, device_base
-from hpc_es.params.pinned import pin
-from hpc_es.params.regions import Region
+from hpc_es.params.device import DeviceBase
 from hpc_es.params.report import UpdateReport, combine
-from hpc_es.params.streamed import MOST_STAGING, Ring, Streamed, StreamedBase
+from hpc_es.params.streamed import Streamed, StreamedBase
 from hpc_es.params.streams import InOrder
 from hpc_es.paths import RunPaths
 
-DEVICE = torch.device(os.environ.get("HPC_ES_TEST_DEVICE", "cpu"))
-HAS_KERNELS = DEVICE.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
-SHAPES = {
-    "model.norm.weight": (41,),
-    "model.embed_tokens.weight": (30, 40),
-    "model.q_proj.bias": (3,),
-    "model.q_proj.weight": (40, 40),
-    "model.down_proj.weight": (24, 32),
-    "vision.patch.weight": (17, 11),
-}
-SCOPE = ["vision.*"]
-COLUMNS = "model.down_proj.weight"
-STEPS: dict[Kind, OptimiserStep | None] = {
-    "none": None,
-    "momentum": OptimiserStep("momentum", 5e-4, 0.9, 0.1),
-    "adam": OptimiserStep("adam", 5e-4, 0.9, 0.1, 0.99, 0.01, 1e-8),
-}
-FLOAT32 = np.float32
-MEMBERS = [None, Member(2**63 + 5, -1, 1e-2), Member(7, 1, 1e-2, 2, 3, 11)]
 Make = Any
 
 
@@ -67,69 +57,6 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return small_checkpoint.make(tmp_path / "model", small_checkpoint.values(SHAPES))
-
-
-def arena_of(model: Path, kind: Kind = "none", **options: Any) -> Arena:
-    return Arena.from_pretrained(model, exclude=SCOPE, optimiser=kind, **options)
-
-
-def commits(kind: Kind) -> list[Commit]:
-    def commit(version: int, num_subspaces: int = 1, null: bool = False) -> Commit:
-        members = tuple(
-            UpdateMember(
-                *(EvalId(version - 1, slot), 2**63 + 100 * version + slot, 1, 1e-3, slot % num_subspaces, 0.0, 0.0),
-                float(FLOAT32(1e-6 * (slot - 1.3))),
-                99 + version,
-            )
-            for slot in range(3)
-        )
-        return Commit(version, 5e-4, members, null, num_subspaces, 99 + version, STEPS[kind])
-
-    return [commit(1), commit(2, 2), commit(3, null=True), commit(4)]
-
-
-def same(report: UpdateReport, wanted: UpdateReport) -> bool:
-    """Squares are summed in another order."""
-    return report.digests == wanted.digests and np.allclose(report.squares, wanted.squares, rtol=1e-9)
-
-
-def ring(elements: int, num_slots: int = 2) -> Ring:
-    return Ring(DEVICE, 4 * elements * num_slots, num_slots)
-
-
-# --- live memory: what the ranks of an engine hold ------------------------------------------------------------------
-
-
-def regions(arena: Arena, rank: int, num_ranks: int) -> list[Region]:
-    """Of a rank: rows of matrices, columns of one of them, a copy of each vector (the first rank's counts)."""
-    made = []
-    for name in arena.names:
-        rows, *columns = arena.shape(name)
-        size = rows * (columns[0] if columns else 1)
-        if num_ranks == 1 or not columns or name.startswith("vision"):
-            made.append(Region(name, 0, 1, size, size, rank == 0))
-        elif name == COLUMNS:
-            width = columns[0] // num_ranks
-            made.append(Region(name, rank * width, rows, width, columns[0]))
-        else:
-            made.append(Region(name, rank * size // num_ranks, 1, size // num_ranks, size // num_ranks))
-    return made
-
-
-def live(arena: Arena, rank: int, num_ranks: int, dtype: Dtype) -> list[Target]:
-    """Nothing that is written is NaN."""
-    kind = getattr(torch, dtype)
-    return [(r, torch.full((r.size,), torch.nan, dtype=kind, device=DEVICE)) for r in regions(arena, rank, num_ranks)]
-
-
-def holds(targets: Sequence[Target], arena: Arena, member: Member | None, dtype: Dtype) -> bool:
-    """Live memory is what the arena makes of the member."""
-    for region, values in targets:
-        whole = arena.perturbed(region.name, member, dtype).reshape(-1)
-        at = region.start + region.stride * np.arange(region.rows)[:, None] + np.arange(region.width)
-        if values.cpu().view(torch.uint8).numpy().tobytes() != whole[at].tobytes():
-            return False
-    return True
 
 
 def streamed(arena: Arena, targets: Sequence[Target], rank: int, num_ranks: int) -> StreamedBase:
@@ -358,63 +285,3 @@ def test_without_any_one_wait_bits_go_wrong(model: Path, works: Any, waits: set[
     """The test above can fail."""
     for wait in waits:
         assert not all(works(model, Adversary(choose, forget=wait)) for choose in ORDERS), wait
-
-
-# --- room on the device -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Say how many bytes are free, on a device whose allocator tells nothing."""
-    if DEVICE.type == "cpu":
-        monkeypatch.setattr(devices, "pin", lambda memory, owner: True)
-        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
-        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
-    return lambda free: monkeypatch.setattr(devices, "bytes_free", lambda device: free)
-
-
-def test_theta_lies_on_the_device_where_there_is_room(model: Path, room: Any) -> None:
-    arena = arena_of(model, "adam")
-    targets = live(arena, 0, 1, "bfloat16")
-    needed = bytes_needed(arena, [region for region, _ in targets])
-    assert needed == arena.num_bytes, "with state, of the trained tensors only"
-    room(needed + devices.RESERVE)
-    assert isinstance(device_base(arena, targets, 0, 1, "auto"), DeviceBase)
-    assert isinstance(device_base(arena, targets, 0, 1, "host"), StreamedBase)
-    room(needed + devices.RESERVE - 1)
-    assert isinstance(device_base(arena, targets, 0, 1, "auto"), StreamedBase)
-    with pytest.raises(EngineError, match=rf"needs {needed} bytes .* are free"):
-        device_base(arena, targets, 0, 1, "device")
-
-
-def test_ranks_that_share_an_arena_choose_alike(model: Path, room: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    arena = arena_of(model)
-    targets = live(arena, 0, 2, "bfloat16")
-    room(2**40)
-    assert isinstance(device_base(arena, targets, 0, 2, "auto"), StreamedBase), "nobody can ask the other rank"
-    group = SimpleNamespace(
-        is_initialized=lambda: True, get_world_size=lambda: 2, ReduceOp=devices.distributed.ReduceOp, all_reduce=None
-    )
-    monkeypatch.setattr(devices, "distributed", group)
-    for other, base in [(0, StreamedBase), (1, DeviceBase)]:
-        group.all_reduce = lambda vote, operation, other=other: vote.clamp_(max=other)
-        assert isinstance(device_base(arena, targets, 0, 2, "auto"), base)
-
-
-def test_staging_is_bounded(model: Path) -> None:
-    assert 3 * 4 * Ring(torch.device("meta")).size <= MOST_STAGING
-    with pytest.raises(EngineError, match="more than"):
-        Ring(torch.device("meta"), MOST_STAGING + 1)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(DEVICE.type == "cpu", reason="no GPU (HPC_ES_TEST_DEVICE=cuda)")
-def test_an_arena_is_pinned_while_it_lives(model: Path) -> None:
-    arena = arena_of(model)
-    memory = torch.from_numpy(arena.memory)
-    assert pin(arena.memory, arena)
-    assert memory.is_pinned()
-    assert pin(arena.memory, arena), "as it was"
-    del arena
-    assert not memory.is_pinned()
