@@ -108,6 +108,7 @@ def test_theta_is_on_the_device_only_where_vllm_leaves_room():
     roomy = gpu_memory(config_of(engine={"kv_cache_mib": int(value)}), shape, H100)
     assert roomy.base == "device"
     assert roomy.is_ample
+    assert memory(config_of(engine={"kv_cache_mib": int(value)}), shape, H100).to_device is None
     assert gpu_memory(config_of(engine={"base": "host", "kv_cache_mib": int(value)}), shape, H100).base == "host"
     assert gpu_memory(config_of(), of(135e6), H100).base == "device"  # 0.5 GiB find room anyway
     through_load_weights = config_of(engine={"direct_map": False})
@@ -151,6 +152,8 @@ def test_what_does_not_fit_says_so():
     small = memory(config_of(), of(QWEN_27B), assume("a10"))
     assert not small.gpu.fits
     assert any("tensor_parallel" in remedy for remedy in small.remedies)
+    both = memory(config_of(engine={"base": "device"}), of(QWEN_27B), assume("a10"))
+    assert both.remedies == ("engine.base=host engine.tensor_parallel=4",)
 
 
 def test_the_cache_is_cut_over_ranks_as_far_as_there_are_heads():
@@ -273,6 +276,12 @@ def test_experts_that_no_token_asks_for_are_not_read():
     assert sparse.prompts == pytest.approx(whole.prompts / 8)
 
 
+def test_float32_is_computed_without_tensor_cores():
+    config, shape = config_of(), of(QWEN_4B)
+    slow = planned(config.model_copy(update={"model": config.model.model_copy(update={"dtype": "float32"})}), shape)
+    assert slow.phases.prompts == pytest.approx(planned(config, shape).phases.prompts * 989 / 67)
+
+
 def test_ranks_share_the_passes_over_theta():
     one, four = (
         planned(config_of(engine={"tensor_parallel": ranks, "base": "host"}), of(QWEN_4B)).phases for ranks in (1, 4)
@@ -342,6 +351,14 @@ def test_a_lease_that_is_too_short_and_jobs_that_are_too_small_are_told():
     roomy = config_of(slurm={"head": {"memory": "24000"}, "worker": {"memory": "0"}})
     assert planned(roomy, of(QWEN_4B)).cautions == ()
     assert "does not fit" in planned(roomy, of(QWEN_27B), assumed=assume("a10")).cautions[0]
+
+
+@pytest.mark.parametrize(("staleness", "most"), [({"mode": "sync"}, 4), ({"mode": "natural", "max_lag": 2}, 12)])
+def test_workers_that_would_only_idle_are_told(staleness, most):
+    config = config_of(staleness=staleness)
+    assert planned(config, of(135e6), workers=most).cautions == ()
+    (told,) = planned(config, of(135e6), workers=most + 3).cautions
+    assert f"at most {most} members at once: 3 of the {most + 3} workers" in told
 
 
 # --- what is given ----------------------------------------------------------------------------------------------

@@ -178,7 +178,11 @@ def _host_lines(settings: "Config", made: "Plan") -> list[Line]:
         ("a worker", _gib(memory.worker_job), f"an arena of {arena}, which its ranks share, and its processes"),
         ("the head", _gib(memory.head_job), f"an arena of {arena}, and its process"),
         ("checkpoints", _gib(memory.checkpoints), f"the newest {settings.checkpoint.keep}, and one being written"),
-        ("journal", _bytes(per_update * settings.run.num_updates), f"{_bytes(per_update)} per update"),
+        (
+            "journal",
+            _bytes(per_update * settings.run.num_updates),
+            f"{_bytes(per_update)} per update, evaluations on held-out tasks apart",
+        ),
         ("full fine-tuning", _gib(memory.training), "for comparison: without activations, over all its GPUs"),
     ]
 
@@ -215,7 +219,7 @@ def _phase_lines(settings: "Config", made: "Plan") -> list[Line]:
         ("answers", _seconds(takes.answers), f"{takes.concurrent:,.3g} episodes side by side, {speed:,.0f} tokens/s"),
         ("turns", _seconds(takes.turns), "environment, tokeniser, requests"),
         ("besides", _seconds(takes.member), "calls to the engine"),
-        ("an evaluation", _seconds(takes.evaluation), f"mean; {es.population} make an update"),
+        ("an evaluation", _seconds(takes.evaluation), f"mean; {es.population:,} make an update"),
         ("head's update", _seconds(takes.head_update), f"workers go on meanwhile; {at_head}"),
         ("checkpoint", _seconds(takes.checkpoint), f"every {plural(settings.checkpoint.every, 'update')}"),
     ]

@@ -84,7 +84,7 @@ def make_plan(
             num_workers=num_workers,
         ),
         num_gpus=(num_workers * config.engine.tensor_parallel + head_has_gpu(config, assumed)) * assumed.has_gpu,
-        cautions=tuple(cautions(config, needs, longest, assumed)),
+        cautions=tuple(cautions(config, needs, longest, assumed, num_workers=num_workers)),
     )
 
 
