@@ -27,6 +27,14 @@ def shared_data() -> Path:
     return shared / "data"
 
 
+@pytest.fixture
+def quick_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """openai's client tries again at once, and there is no key."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001, raising=False)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01, raising=False)
+
+
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Iterator[None]:
     """A real Slurm cluster with accounting, for tests marked slurm. It stays up where it was up before."""

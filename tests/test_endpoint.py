@@ -1,108 +1,27 @@
-"""A model behind an endpoint: what it is sent, what counts as its answer, and what every way to fail leads to."""
+"""A model behind an endpoint: what it is sent, what counts as its answer, and how it plays."""
 
 import asyncio
 import base64
 import threading
-import time
 from typing import Any
 
 import pytest
 import scripted
-from chat_server import HANGS, HANGS_UP, ChatServer, Reply, busy, completion, refuses, says
+from chat_server import ChatServer, Reply, refuses, says
+from endpoint_bench import CHAT, ask, echo, info_of, make_config, play, started
 
 from hpc_es import envs
 from hpc_es.config import load
-from hpc_es.config.schema import Config, EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine import endpoint, start_engine
-from hpc_es.engine.base import Chat, Completion, EngineInfo
-from hpc_es.engine.endpoint import EndpointEngine
-from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.config.schema import SamplingConfig
+from hpc_es.engine import start_engine
+from hpc_es.engine.base import Chat, Completion
+from hpc_es.envs.base import Message, Observation, StepResult
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
-from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member
+from hpc_es.es.records import Assignment, Commit, EvalId, Member
 from hpc_es.launch import prepare
 from hpc_es.worker.rollout import Player
 
-CHAT = Chat(({"role": "user", "content": "What is the capital of France?"},), {})
-
-
-@pytest.fixture(autouse=True)
-def _quick_and_without_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001, raising=False)
-    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01, raising=False)
-
-
-def settings(server: ChatServer, **others: Any) -> EngineConfig:
-    return EngineConfig.model_validate({"kind": "endpoint", "url": server.url, **others})
-
-
-async def started(server: ChatServer, model: str = "m", **others: Any) -> EndpointEngine:
-    engine = await start_engine(ModelConfig(path=model), settings(server, **others), threads=1)
-    assert isinstance(engine, EndpointEngine)
-    return engine
-
-
-def ask(
-    server: ChatServer, *, sampling: SamplingConfig | None = None, seed: int = 5, chat: Chat = CHAT, **others: Any
-) -> Completion:
-    """The answer of a fresh engine."""
-
-    async def asked() -> Completion:
-        engine = await started(server, **others.pop("engine", {}))
-        try:
-            return await engine.chat(chat, sampling or SamplingConfig(), seed=seed, **others)
-        finally:
-            await engine.close()
-
-    return asyncio.run(asked())
-
-
-def info_of(server: ChatServer, **others: Any) -> EngineInfo:
-    """Of an engine that was started and closed."""
-
-    async def started_and_closed() -> EngineInfo:
-        engine = await started(server, **others)
-        await engine.close()
-        return engine.info
-
-    return asyncio.run(started_and_closed())
-
-
-def start_error(server: ChatServer, **others: Any) -> str:
-    with pytest.raises(EngineError) as caught:
-        info_of(server, **others)
-    return str(caught.value)
-
-
-def make_config(url: str, env: str = "scripted:Steps", engine: dict[str, Any] | None = None, **task: Any) -> Config:
-    return Config.model_validate(
-        {
-            "run": {"name": "frozen", "num_updates": 1},
-            "model": {"path": "m"},
-            "task": {"env": env, **task},
-            "engine": {"kind": "endpoint", "url": url, **(engine or {})},
-        }
-    )
-
-
-def play(server: ChatServer, tasks: range | tuple[int, ...] = (5, 3, 8), env: Env | None = None, **others: Any):
-    """(episodes, the engine that played them)."""
-
-    async def played() -> tuple[tuple[Episode, ...], EndpointEngine]:
-        config = make_config(server.url, **others)
-        engine = await start_engine(config.model, config.engine, threads=1)
-        try:
-            player = Player(config, engine, lambda kind: env or envs.make_for(config, kind))
-            assignment = Assignment(EvalId(0, 0), 0, "eval", None, tuple(tasks), sampling_seed=11)
-            return await player.play(assignment), engine
-        finally:
-            await engine.close()
-
-    return asyncio.run(played())
-
-
-def echo(body: dict[str, Any]) -> Reply:
-    return says(body["messages"][-1]["content"])
+pytestmark = pytest.mark.usefixtures("quick_endpoint")
 
 
 # what it is told
@@ -247,152 +166,6 @@ def test_where_the_server_counts_no_tokens_there_are_none(caplog):
 def test_an_answer_that_cannot_be_written_loses_what_cannot():
     with ChatServer(Reply(body='{"choices": [{"message": {"content": "a\\ud800b"}}]}')) as server:
         assert ask(server).text == "a?b"
-
-
-@pytest.mark.parametrize(
-    ("reply", "words"),
-    [
-        (Reply(body='{"choices": [{"mess'), "sent what is no JSON"),
-        (Reply(body="<html>", headers={"content-type": "text/html"}), "sent no chat completion .*: <html>"),
-        (Reply(body={}), "missing required field `choices`"),
-        (Reply(body={"choices": []}), "length >= 1"),
-        (Reply(body={"choices": "a"}), "Expected `array`"),
-        (Reply(body={"choices": [{"message": "hi"}]}), "Expected `object`"),
-        (Reply(body={"choices": [{"message": {"content": 5}}]}), "Expected `str"),
-        (Reply(body=[1]), "Expected `object`, got `array`"),
-        (Reply(body={"error": {"message": "no provider"}}), "no provider"),
-        (says("a", tokens=(-1, 1)), "Expected `int` >= 0"),
-        (says("a", tokens=(1, 10**30)), "Expected `int` <= 2147483647"),
-        (says("half of it", finish="abort"), "broke an answer off"),
-        (refuses(400, "presence_penalty is not for this model"), "HTTP 400: presence_penalty .*engine.extra"),
-        (refuses(404, "The model `m` does not exist"), "has no model m that chats .*it has m"),
-        (refuses(401, "who are you?"), "refuses access to m .*who are you.*OPENAI_API_KEY is not set"),
-    ],
-)
-def test_what_is_no_answer_is_an_error_and_never_an_empty_text(reply, words):
-    with ChatServer(reply) as server, pytest.raises(EngineError, match=words):
-        ask(server)
-
-
-# what is tried again
-
-
-@pytest.mark.parametrize("fault", [busy(429), busy(500), busy(503), HANGS_UP])
-def test_a_server_that_is_busy_or_gone_for_a_while_is_asked_again(fault):
-    with ChatServer(says("at last"), fault, fault, fault, fault) as server:
-        assert ask(server).text == "at last"
-    assert len(server.asked) == 5
-    assert all(asked == server.asked[0] or asked.body == server.asked[0].body for asked in server.asked)
-
-
-def test_an_answer_that_takes_too_long_is_asked_for_again():
-    with ChatServer(says("at last"), HANGS) as server:
-        assert ask(server, engine={"request_timeout": 0.3}).text == "at last"
-
-
-@pytest.mark.parametrize(
-    ("fault", "words"),
-    [
-        (busy(429), "3 times in a row, at last with HTTP 429: too much to do"),
-        (busy(502), "3 times in a row, at last with HTTP 502"),
-        (HANGS_UP, "did not answer, 3 times in a row"),
-        (HANGS, r"did not answer, 3 times in a row \(ReadTimeout; engine.request_timeout=0.2 s\)"),
-    ],
-)
-def test_a_server_that_stays_away_is_a_fault_that_says_what_it_did_last(monkeypatch, fault, words):
-    monkeypatch.setattr(endpoint, "MAX_RETRIES", 2)
-    with ChatServer(fault) as server, pytest.raises(EngineError, match=words):
-        play(server, engine={"request_timeout": 0.2})
-
-
-def test_an_episode_does_not_wait_for_ever():
-    with ChatServer(HANGS) as server, pytest.raises(EngineError, match=r"no answer within task\.episode_timeout=0.3 s"):
-        play(server, episode_timeout=0.3)
-
-
-# how it starts
-
-
-def test_a_model_that_the_server_does_not_have_is_named_with_those_that_it_has():
-    with ChatServer() as server:
-        server.greeting = refuses(404, "The model `n` does not exist")
-        found = start_error(server, model="n")
-    assert found == f"{server.url} has no model n that chats (HTTP 404: The model `n` does not exist); it has m"
-
-
-def test_a_server_that_answers_for_a_model_that_it_does_not_list_is_worth_a_warning(caplog):
-    with ChatServer() as server:
-        info_of(server, model="alias")
-    assert "answers for alias, but lists only m" in caplog.text
-
-
-@pytest.mark.parametrize("listing", [Reply(404, "Not Found"), Reply(body="<html>"), Reply(body={"data": 5}), busy(500)])
-def test_a_server_without_a_list_of_models_is_used_all_the_same(listing):
-    with ChatServer() as server:
-        server.listing = listing
-        assert ask(server).text == "hello"
-
-
-def test_a_wrong_base_url_is_guessed_at():
-    with ChatServer() as server:
-        server.url = server.url.removesuffix("/v1") + "/nothing/here"
-        server.listing = Reply(404)
-        server.reply_to = lambda asked: Reply(404, {"detail": "Not Found"})
-        assert "is that its base URL, as in http://host:8000/v1?" in start_error(server)
-
-
-def test_a_key_that_is_refused_is_told_at_the_start():
-    with ChatServer() as server:
-        server.listing = refuses(401, "bad key")
-        assert (
-            "refuses access to m (HTTP 401: bad key); the environment variable OPENAI_API_KEY is not set"
-            in start_error(server)
-        )
-
-
-def test_a_server_that_is_not_there_is_told_within_seconds():
-    with ChatServer() as server:
-        pass
-    began = time.monotonic()
-    assert "was not reached or did not answer, 3 times in a row (ConnectError" in start_error(server)
-    assert time.monotonic() - began < 10
-
-
-def test_a_server_that_never_answers_is_told_within_seconds(monkeypatch):
-    monkeypatch.setattr(endpoint, "LIST_TIMEOUT_S", 0.3)
-    with ChatServer() as server:
-        server.listing = HANGS
-        assert "asked for its models, did not answer within 0.3 s" in start_error(server)
-        server.listing, server.greeting = Reply(404), HANGS
-        assert "m at http" in start_error(server, request_timeout=0.3)
-
-
-def test_what_is_known_of_the_server_stands_in_the_facts():
-    with ChatServer() as server:
-        server.listing = Reply(
-            body={"data": [{"id": "m", "owned_by": "vllm", "root": "org/model", "max_model_len": 512}]}
-        )
-        server.greeting = Reply(body={**completion("2"), "system_fingerprint": "vllm-0.32.0"})
-        info = info_of(server)
-        other = info_of(server, model="another")
-    facts = {name: fact for name, fact in info.facts.items() if name != "openai"}
-    assert facts == {
-        "engine": "endpoint",
-        "url": server.url,
-        "model": "m",
-        "listed": "m",
-        "card": "owned_by=vllm, root=org/model, max_model_len=512",
-        "fingerprint": "vllm-0.32.0",
-        "choices": "constrained generation, not ranked by log-probability",
-    }
-    assert 0 < info.base_digest < 2**64
-    assert info.base_digest != other.base_digest
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr("hpc_es.engine.find_spec", lambda name: None)
-    with ChatServer() as server, pytest.raises(ConfigError, match=r"pip install 'hpc_es\[endpoint\]'"):
-        info_of(server)
 
 
 # what it is not

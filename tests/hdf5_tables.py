@@ -1,0 +1,28 @@
+"""The tables of a run from its file and from its journal, and that they are the same."""
+
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import hpc_es.store
+from hpc_es.store.read import Run
+from hpc_es.store.schema import TABLES
+
+
+def tables(run: Run) -> dict[str, pd.DataFrame]:
+    return {table: getattr(run, table) for table in TABLES}
+
+
+def from_journal(root: Path) -> dict[str, pd.DataFrame]:
+    """The tables that the journal alone gives, in memory."""
+    copy = root.with_name(root.name + "-journal-only")
+    shutil.copytree(root, copy, ignore=shutil.ignore_patterns("*.h5"), dirs_exist_ok=True)
+    with pytest.warns(UserWarning, match="built from the journal"):
+        return tables(hpc_es.store.read(copy))
+
+
+def assert_same(left: dict[str, pd.DataFrame], right: dict[str, pd.DataFrame]) -> None:
+    for table in TABLES:
+        pd.testing.assert_frame_equal(left[table], right[table], obj=table)
