@@ -160,6 +160,8 @@ def test_a_writer_killed_at_any_moment_costs_nothing(root: Path) -> None:
         process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
+        while not (root / "run.h5").exists():
+            time.sleep(0.01)
         time.sleep(0.05 + 0.4 * rng.random())
         process.send_signal(signal.SIGKILL)
         process.communicate()
