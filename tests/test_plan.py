@@ -17,10 +17,10 @@ from hpc_es.analysis.durations import parse
 from hpc_es.analysis.plan import GPUS, Plan, Shape, Tokens, assume, make_plan, shape_of
 from hpc_es.analysis.plan import tokens as lengths
 from hpc_es.analysis.plan.assumptions import Assumptions
-from hpc_es.analysis.plan.compute import compute
-from hpc_es.analysis.plan.memory import GIB, gpu_memory, memory
-from hpc_es.analysis.plan.phases import phases
-from hpc_es.analysis.plan.wire import wire
+from hpc_es.analysis.plan.compute import compute_of
+from hpc_es.analysis.plan.memory import GIB, gpu_memory, memory_of
+from hpc_es.analysis.plan.phases import phases_of
+from hpc_es.analysis.plan.wire import wire_of
 from hpc_es.analysis.simulate import simulate
 from hpc_es.cli import app
 from hpc_es.config import Config, load
@@ -67,7 +67,7 @@ def test_weights_take_the_published_memory(parameters, gib):
     ("name", "per_update", "in_all"), [("16x16", 0.20, 0.40), ("30x32", 0.75, 1.50), ("30x100", 2.34, 2.81)]
 )
 def test_nominal_compute_against_grpo_is_the_published_one(name, per_update, in_all):
-    flops = compute(preset(f"staleness/{name}.yaml"), of(QWEN_4B), EPISODE, H100)
+    flops = compute_of(preset(f"staleness/{name}.yaml"), of(QWEN_4B), EPISODE, H100)
     assert (round(flops.ratio_per_update, 2), round(flops.ratio_in_all, 2)) == (per_update, in_all)
 
 
@@ -75,14 +75,14 @@ def test_nominal_compute_against_grpo_is_the_published_one(name, per_update, in_
 def test_sudoku_takes_the_published_flops_at_the_length_that_fits_them(moves, length, exa):
     config = preset(f"methods/agentic-esopt/sudoku-h{moves}.yaml")
     tokens = lengths.given(config, per_episode=length, answer_share=0.25)
-    flops = compute(config, of(QWEN_4B, active=4.21e9), tokens, H100)
+    flops = compute_of(config, of(QWEN_4B, active=4.21e9), tokens, H100)
     assert tokens.total == length
     assert round(flops.in_all / 1e18, 1) == exa
 
 
 def test_evaluations_are_counted_once_for_theta_0_for_the_last_and_for_those_between():
     config = make_config(run={"num_updates": 25}, eval={"every": 10, "num_tasks": 8, "repeats": 3})
-    flops = compute(config, of(1e6), EPISODE, H100)
+    flops = compute_of(config, of(1e6), EPISODE, H100)
     assert flops.evaluations == 2 * 4 * 8 * 3 * 1e6 * EPISODE.total  # theta_0, 10, 20 and 25
 
 
@@ -101,14 +101,14 @@ def test_tensor_parallel_ranks_share_weights_theta_and_cache():
 def test_theta_is_on_the_device_only_where_vllm_leaves_room():
     shape = of(QWEN_4B)
     assert gpu_memory(config_of(), shape, H100).base == "host"
-    needs = memory(config_of(), shape, H100)
+    needs = memory_of(config_of(), shape, H100)
     assert needs.to_device is not None
     key, value = needs.to_device.split("=")
     assert key == "engine.kv_cache_mib"
     roomy = gpu_memory(config_of(engine={"kv_cache_mib": int(value)}), shape, H100)
     assert roomy.base == "device"
     assert roomy.is_ample
-    assert memory(config_of(engine={"kv_cache_mib": int(value)}), shape, H100).to_device is None
+    assert memory_of(config_of(engine={"kv_cache_mib": int(value)}), shape, H100).to_device is None
     assert gpu_memory(config_of(engine={"base": "host", "kv_cache_mib": int(value)}), shape, H100).base == "host"
     assert gpu_memory(config_of(), of(135e6), H100).base == "device"  # 0.5 GiB find room anyway
     through_load_weights = config_of(engine={"direct_map": False})
@@ -117,7 +117,7 @@ def test_theta_is_on_the_device_only_where_vllm_leaves_room():
 
 
 def test_an_optimiser_doubles_or_triples_theta():
-    arena = {kind: memory(config_of(es={"optimiser": {"kind": kind}}), of(1e9), H100).arena for kind in
+    arena = {kind: memory_of(config_of(es={"optimiser": {"kind": kind}}), of(1e9), H100).arena for kind in
              ("none", "momentum", "adam")}  # fmt: skip
     assert arena == {"none": 4e9, "momentum": 8e9, "adam": 12e9}
 
@@ -135,7 +135,7 @@ def test_every_remedy_is_one(gpu, parameters, base, dtype, length, cache):
     assumed, shape = assume(gpu), of(parameters)
     engine = {"base": base, "max_model_len": length, "kv_cache_mib": cache}
     config = config_of(engine=engine, model={"dtype": dtype}, es={"tasks_per_member": 64})
-    needs = memory(config, shape, assumed)
+    needs = memory_of(config, shape, assumed)
     assert not (needs.gpu.is_ample and needs.remedies)
     for remedy in needs.remedies:
         changes = [override.split("=") for override in remedy.split()]
@@ -149,10 +149,10 @@ def test_every_remedy_is_one(gpu, parameters, base, dtype, length, cache):
 
 
 def test_what_does_not_fit_says_so():
-    small = memory(config_of(), of(QWEN_27B), assume("a10"))
+    small = memory_of(config_of(), of(QWEN_27B), assume("a10"))
     assert not small.gpu.fits
     assert any("tensor_parallel" in remedy for remedy in small.remedies)
-    both = memory(config_of(engine={"base": "device"}), of(QWEN_27B), assume("a10"))
+    both = memory_of(config_of(engine={"base": "device"}), of(QWEN_27B), assume("a10"))
     assert both.remedies == ("engine.base=host engine.tensor_parallel=4",)
 
 
@@ -167,7 +167,7 @@ def test_the_cache_is_cut_over_ranks_as_far_as_there_are_heads():
 def test_too_small_a_cache_is_told_with_the_size_that_has_room_for_all():
     token = 2 * 2 * 36 * 8 * 128
     config = config_of(engine={"kv_cache_mib": 1024, "max_concurrent": 32}, es={"tasks_per_member": 100})
-    needs = memory(config, of(QWEN_4B), H100)
+    needs = memory_of(config, of(QWEN_4B), H100)
     assert needs.gpu.fits
     assert not needs.gpu.is_ample
     assert f"engine.kv_cache_mib={32 * 2048 * token // 2**20}" in needs.remedies
@@ -176,7 +176,7 @@ def test_too_small_a_cache_is_told_with_the_size_that_has_room_for_all():
 
 def test_the_disk_holds_one_checkpoint_more_than_is_kept():
     config = config_of(checkpoint={"keep": 3}, es={"optimiser": {"kind": "momentum"}})
-    assert memory(config, of(1e9), H100).checkpoints == 4 * 8e9
+    assert memory_of(config, of(1e9), H100).checkpoints == 4 * 8e9
 
 
 # --- network ----------------------------------------------------------------------------------------------------
@@ -189,12 +189,12 @@ def test_the_disk_holds_one_checkpoint_more_than_is_kept():
 )
 def test_an_update_of_30_members_costs_a_worker_less_than_the_promised_bytes(es):
     config = config_of(run={"num_updates": 200}, es={"population": 30, **es})
-    assert wire(config, of(1e12), EPISODE, num_workers=1).per_worker < 1500
+    assert wire_of(config, of(1e12), EPISODE, num_workers=1).per_worker < 1500
 
 
 def test_the_record_is_as_long_as_that_of_a_commit_like_it():
     config = config_of(es={"population": 30})
-    found = wire(config, of(QWEN_4B), EPISODE, num_workers=1)
+    found = wire_of(config, of(QWEN_4B), EPISODE, num_workers=1)
     members = [
         UpdateMember(EvalId(1, slot), 2**63 + slot**12, 1, 1e-3, 0, 0.5, 1.0, 4.7e-9 * (slot + 0.3))
         for slot in range(30)
@@ -206,10 +206,10 @@ def test_the_record_is_as_long_as_that_of_a_commit_like_it():
 
 def test_bytes_grow_with_workers_and_members_and_not_with_the_model():
     config = config_of(es={"population": 8})
-    one, many = (wire(config, of(1e9), EPISODE, num_workers=n) for n in (1, 64))
+    one, many = (wire_of(config, of(1e9), EPISODE, num_workers=n) for n in (1, 64))
     assert many.per_update - one.per_update == 63 * one.per_worker
-    assert wire(config, of(1e12), EPISODE, num_workers=1).per_update == one.per_update
-    longer = wire(config_of(es={"population": 16}), of(1e9), EPISODE, num_workers=1)
+    assert wire_of(config, of(1e12), EPISODE, num_workers=1).per_update == one.per_update
+    longer = wire_of(config_of(es={"population": 16}), of(1e9), EPISODE, num_workers=1)
     assert longer.record > one.record
     assert longer.journal_per_update > 1.9 * one.journal_per_update
 
@@ -242,7 +242,7 @@ ROUND = {"memory_gb_per_s": 1000, "bf16_tflops": 100, "decode_share": 0.5, "pref
 def rollout(tokens: Tokens, shape: Shape, *, episodes: int, **engine: Any) -> Any:
     assumed = assume("h100", [f"{key}={value}" for key, value in ROUND.items()])
     config = config_of(engine={"max_model_len": 10_000, **engine})
-    return phases(config, shape, tokens, gpu_memory(config, shape, assumed), assumed, num_episodes=episodes)
+    return phases_of(config, shape, tokens, gpu_memory(config, shape, assumed), assumed, num_episodes=episodes)
 
 
 def test_few_sequences_are_answered_as_fast_as_weights_and_cache_are_read():
@@ -317,7 +317,7 @@ def test_more_workers_never_take_longer_without_a_barrier(population):
 def test_a_faster_machine_makes_no_phase_longer_and_one_shorter(faster):
     config, shape, changed = config_of(engine={"base": "host"}), of(QWEN_4B), assume("h100", [faster])
     seconds = [
-        [value for value in vars(phases(config, shape, EPISODE, gpu_memory(config, shape, assumed), assumed,
+        [value for value in vars(phases_of(config, shape, EPISODE, gpu_memory(config, shape, assumed), assumed,
                                          num_episodes=2)).values() if isinstance(value, float)]
         for assumed in (H100, changed)
     ]  # fmt: skip

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from hpc_es.analysis.accounts import Simulated
 from hpc_es.analysis.durations import parse
 from hpc_es.analysis.plan.assumptions import GPUS, Assumptions, assume
-from hpc_es.analysis.plan.cautions import cautions, longest_evaluation
-from hpc_es.analysis.plan.compute import Compute, compute
-from hpc_es.analysis.plan.memory import Memory, memory
-from hpc_es.analysis.plan.phases import Phases, head_has_gpu, phases
+from hpc_es.analysis.plan.cautions import cautions_of, longest_evaluation
+from hpc_es.analysis.plan.compute import Compute, compute_of
+from hpc_es.analysis.plan.memory import Memory, memory_of
+from hpc_es.analysis.plan.phases import Phases, head_has_gpu, phases_of
 from hpc_es.analysis.plan.shape import Shape, shape_of
 from hpc_es.analysis.plan.tokens import Tokens
-from hpc_es.analysis.plan.wire import Wire, wire
+from hpc_es.analysis.plan.wire import Wire, wire_of
 from hpc_es.analysis.simulate import simulate
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError
@@ -60,23 +60,23 @@ def make_plan(
     """Errors: ConfigError for an engine that has no weights here."""
     if config.engine.kind == "endpoint":
         raise ConfigError("engine.kind=endpoint has no weights here, so there is no run to plan; take vllm")
-    needs = memory(config, shape, assumed)
+    needs = memory_of(config, shape, assumed)
 
-    def phases_of(num_episodes: int) -> Phases:
-        return phases(config, shape, tokens, needs.gpu, assumed, num_episodes=num_episodes)
+    def playing(num_episodes: int) -> Phases:
+        return phases_of(config, shape, tokens, needs.gpu, assumed, num_episodes=num_episodes)
 
-    takes = phases_of(config.es.tasks_per_member)
+    takes = playing(config.es.tasks_per_member)
     batch = min(config.eval.batch or config.es.tasks_per_member, max(config.eval.num_tasks, 1))
-    longest = phases_of(max(batch, config.es.tasks_per_member))
-    durations = _durations(takes, phases_of(batch).evaluation / takes.evaluation, assumed)
+    longest = playing(max(batch, config.es.tasks_per_member))
+    durations = _durations(takes, playing(batch).evaluation / takes.evaluation, assumed)
     return Plan(
         num_workers=num_workers,
         shape=shape,
         tokens=tokens,
         memory=needs,
-        wire=wire(config, shape, tokens, num_workers=num_workers),
+        wire=wire_of(config, shape, tokens, num_workers=num_workers),
         phases=takes,
-        compute=compute(config, shape, tokens, assumed),
+        compute=compute_of(config, shape, tokens, assumed),
         durations=durations,
         simulated=simulate(
             _with_long_leases(config, longest_evaluation(longest, assumed)),
@@ -84,7 +84,7 @@ def make_plan(
             num_workers=num_workers,
         ),
         num_gpus=(num_workers * config.engine.tensor_parallel + head_has_gpu(config, assumed)) * assumed.has_gpu,
-        cautions=tuple(cautions(config, needs, longest, assumed, num_workers=num_workers)),
+        cautions=tuple(cautions_of(config, needs, longest, assumed, num_workers=num_workers)),
     )
 
 

@@ -115,7 +115,7 @@ class Assumptions(Model):
 def assume(gpu: str, changes: Sequence[str] = ()) -> Assumptions:
     """The numbers of a GPU by name, or of a YAML file; then `key=value` changes. Errors: ConfigError."""
     origin = f"--gpu {gpu}"
-    values: dict[str, Any] = {**(_read(Path(gpu)) if gpu.endswith((".yaml", ".yml")) else _named(gpu, origin))}
+    values: dict[str, Any] = dict(_read(Path(gpu)) if gpu.endswith((".yaml", ".yml")) else _named(gpu, origin))
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:

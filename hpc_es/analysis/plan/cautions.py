@@ -20,7 +20,9 @@ def longest_evaluation(takes: Phases, assumed: Assumptions) -> float:
     return takes.catch_up + takes.evaluation * (1 + LONGEST_DEVIATIONS * assumed.evaluation_cv)
 
 
-def cautions(config: Config, needs: Memory, takes: Phases, assumed: Assumptions, *, num_workers: int) -> Iterator[str]:
+def cautions_of(
+    config: Config, needs: Memory, takes: Phases, assumed: Assumptions, *, num_workers: int
+) -> Iterator[str]:
     """Sentences with the key that helps."""
     if not needs.gpu.fits:
         yield "the model does not fit, so seconds and all that follows from them are those of a GPU on which it would"

@@ -30,7 +30,7 @@ class Compute:
         return self.in_all / self.grpo_in_all
 
 
-def compute(config: Config, shape: Shape, tokens: Tokens, assumed: Assumptions) -> Compute:
+def compute_of(config: Config, shape: Shape, tokens: Tokens, assumed: Assumptions) -> Compute:
     """2 N T P L, and one GRPO update of `grpo_update` P L (Hoy et al., 2026: 0.20x, 0.75x and 2.34x follow)."""
     one = shape.active * tokens.total
     per_update = 2 * config.es.population * config.es.tasks_per_member * one

@@ -87,7 +87,7 @@ class Memory:
     """The override with which theta would be kept on the device; None where it is, or cannot be."""
 
 
-def memory(config: Config, shape: Shape, assumed: Assumptions) -> Memory:
+def memory_of(config: Config, shape: Shape, assumed: Assumptions) -> Memory:
     gpu = gpu_memory(config, shape, assumed)
     arena = 4 * num_elements(config, shape)
     process = assumed.process_gib * GIB

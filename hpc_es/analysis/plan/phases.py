@@ -51,7 +51,7 @@ class Phases:
         return self.perturb + self.member + self.rollout
 
 
-def phases(
+def phases_of(
     config: Config, shape: Shape, tokens: Tokens, gpu: GpuMemory, assumed: Assumptions, *, num_episodes: int
 ) -> Phases:
     """Of an update whose evaluations play `num_episodes` each."""

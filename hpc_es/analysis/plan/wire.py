@@ -45,7 +45,7 @@ class Wire:
     journal_per_update: int
 
 
-def wire(config: Config, shape: Shape, tokens: Tokens, *, num_workers: int) -> Wire:
+def wire_of(config: Config, shape: Shape, tokens: Tokens, *, num_workers: int) -> Wire:
     version = config.run.num_updates // 2
     cohort = [_evaluation(config, tokens, version, slot) for slot in range(config.es.population)]
     commit = _commit(config, version, cohort)
