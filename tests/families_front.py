@@ -55,7 +55,7 @@ class InThisProcess(VllmEngine):
 
 async def examine(family: str, folder: Path) -> dict[str, Any]:
     model = ModelConfig(path=str(write_family(family, folder / family)), dtype="float32")
-    settings = EngineConfig(max_model_len=128, max_concurrent=2, kv_cache_mib=16)
+    settings = EngineConfig(max_model_len=128, max_concurrent=2, kv_cache_mib=16, prefix_cache=False)
     os.environ.update(environment(settings, 1, folder))
     try:
         llm = LLM(**arguments(model, settings, VllmEngine.extension))
@@ -86,7 +86,7 @@ def expected(model: ModelConfig, arena: Arena, folder: Path) -> list[float]:
     tensors = {name: torch.from_numpy(arena.perturbed(name, MEMBER, "float32")) for name in arena.names}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     with torch.inference_mode():
-        reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        reference = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").float().eval()
         logits = reference(torch.tensor([PROMPT])).logits[0, -1]
         return logits.log_softmax(-1).tolist()
 

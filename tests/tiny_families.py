@@ -26,7 +26,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"sliding_window": 64},
     "gemma3_text": {"sliding_window": 64},
     "phi3": {"pad_token_id": 0},
-    "olmo2": {},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
     "mixtral": {"num_local_experts": 4, "sliding_window": None},
     "qwen3_moe": {**EXPERTS, "decoder_sparse_step": 1},
