@@ -129,15 +129,12 @@ def _with_base(config: Config, shape: Shape, assumed: Assumptions, base: Literal
     engine, available = config.engine, assumed.memory_gib * GIB
     weights = BYTES[config.model.dtype] * shape.parameters / engine.tensor_parallel
     theta = 4 * num_elements(config, shape) / engine.tensor_parallel if base == "device" else 0.0
-    staging = assumed.spare_gib * GIB if base == "device" else assumed.staging_mib * MIB
-    reserve = assumed.reserve_gib * GIB
-    if not assumed.has_gpu:
-        staging = reserve = 0.0
-    found = (
-        max(_engine_share(config, assumed) * available - weights - reserve, 0.0)
-        if assumed.has_gpu
-        else CPU_CACHE_MIB * MIB
-    )
+    if assumed.has_gpu:
+        staging = assumed.spare_gib * GIB if base == "device" else assumed.staging_mib * MIB
+        reserve = assumed.reserve_gib * GIB
+        found = max(_engine_share(config, assumed) * available - weights - reserve, 0.0)
+    else:
+        staging, reserve, found = 0.0, 0.0, CPU_CACHE_MIB * MIB
     cache = engine.kv_cache_mib * MIB if engine.kv_cache_mib else found
     token = kv_bytes_per_token(config, shape)
     return GpuMemory(
@@ -225,7 +222,7 @@ def _differ(one: str, other: str) -> bool:
 
 
 def _one_of_each_kind(found: Sequence[str]) -> Iterator[str]:
-    """The first with each keys: two ranks, where four would do as well."""
+    """The first with the same keys: two ranks, where four would do as well."""
     seen = set[tuple[str, ...]]()
     for text in found:
         if (keys := _keys(text)) not in seen:
