@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import isqrt
@@ -59,11 +59,15 @@ def units(size: int) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache
-def _peers(size: int) -> tuple[tuple[int, ...], ...]:
-    """For each cell, the cells that may not hold the same digit."""
-    return tuple(
-        tuple({other for unit in units(size) if cell in unit for other in unit} - {cell}) for cell in range(size * size)
-    )
+def _homes(size: int) -> tuple[tuple[int, ...], ...]:
+    """For each cell, the numbers of its row, column and box among the units."""
+    return tuple(tuple(k for k, unit in enumerate(units(size)) if cell in unit) for cell in range(size * size))
+
+
+@lru_cache
+def _left(size: int) -> tuple[tuple[int, ...], ...]:
+    """For each set of digits, as the bits of its index, the others."""
+    return tuple(tuple(d for d in range(1, size + 1) if not taken >> d & 1) for taken in range(2 << size))
 
 
 def is_solved(grid: Grid, size: int) -> bool:
@@ -74,22 +78,31 @@ def is_solved(grid: Grid, size: int) -> bool:
 
 def solutions(grid: Grid, size: int, rng: random.Random | None = None) -> Iterator[Grid]:
     """Every solution, one after the other; in random order when `rng` is given."""
-    cells = list(grid)
-    peers = _peers(size)
+    cells, homes, left = list(grid), _homes(size), _left(size)
+    taken = [sum({1 << grid[cell] for cell in unit if grid[cell]}) for unit in units(size)]
 
-    def options(cell: int) -> list[int]:
-        taken = {cells[peer] for peer in peers[cell]}
-        return [digit for digit in range(1, size + 1) if digit not in taken]
+    def options(cell: int) -> tuple[int, ...]:
+        row, column, box = homes[cell]
+        return left[taken[row] | taken[column] | taken[box]]
+
+    def put(cell: int, digit: int) -> None:
+        """Or take it away again."""
+        for unit in homes[cell]:
+            taken[unit] ^= 1 << digit
 
     def fill() -> Iterator[Grid]:
-        choices = {cell: options(cell) for cell, digit in enumerate(cells) if not digit}
-        if not choices:
+        empty = [cell for cell, digit in enumerate(cells) if not digit]
+        if not empty:
             yield tuple(cells)
             return
-        cell = min(choices, key=lambda c: len(choices[c]))  # fewest options first: the search hardly ever goes back
-        for digit in shuffled(choices[cell], rng) if rng else choices[cell]:
+        choices = list(map(options, empty))
+        digits = min(choices, key=len)  # fewest options first: the search hardly ever goes back
+        cell = empty[choices.index(digits)]
+        for digit in shuffled(digits, rng) if rng else digits:
             cells[cell] = digit
+            put(cell, digit)
             yield from fill()
+            put(cell, digit)
         cells[cell] = 0
 
     return fill()
@@ -100,13 +113,13 @@ def has_one_solution(grid: Grid, size: int) -> bool:
     return next(found, None) is not None and next(found, None) is None
 
 
-def shuffled(items: list[int], rng: random.Random) -> list[int]:
+def shuffled(items: Sequence[int], rng: random.Random) -> list[int]:
     """Fisher-Yates. Built on `random()`, the only method whose values Python promises to keep between versions."""
-    items = list(items)
-    for last in range(len(items) - 1, 0, -1):
+    order = list(items)
+    for last in range(len(order) - 1, 0, -1):
         other = int(rng.random() * (last + 1))
-        items[last], items[other] = items[other], items[last]
-    return items
+        order[last], order[other] = order[other], order[last]
+    return order
 
 
 def split_of(solution: Grid) -> Split:
