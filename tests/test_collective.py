@@ -143,6 +143,17 @@ def test_joining_a_head_that_is_gone_ends_in_time() -> None:
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("backend", ["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+def test_a_head_alone_forms_an_epoch_and_broadcasts(head: Head, backend: Backend) -> None:
+    if backend == "nccl" and own_offer().backend != "nccl":
+        pytest.skip("needs CUDA, and torch with NCCL")
+    head.collective.open(1, [], backend)
+    assert head.next_event(timeout_s=60) == EpochUp(1)  # the first communicator of a process takes seconds
+    head.collective.broadcast(1, RECORD)
+    with pytest.raises(Empty):
+        head.next_event(timeout_s=1)
+
+
 def test_an_unknown_backend_ends_the_epoch(head: Head) -> None:
     head.collective.open(1, [], "none")
     event = head.next_event()
