@@ -91,7 +91,7 @@ ADAM = (cuda.update_kernel, {"STATES": 2, "NUM": 1, "ROWS": False})
 @pytest.mark.parametrize("arch", [80, 90])
 @pytest.mark.parametrize(("kernel", "constants"), PERTURB + UPDATE + DIGEST)
 def test_nothing_is_fused_flushed_or_approximate(kernel: Any, constants: dict[str, Any], arch: int) -> None:
-    ptx, sass = compiled(kernel, {**constants, "ALIGNED": True, "B": cuda.TILE}, arch, cuda.EXACT)
+    ptx, sass = compiled(*with_all((kernel, constants)), arch, cuda.EXACT)
     assert not re.search(r"\.ftz|\.approx|\bfma\.\w+\.f", ptx)
     assert not re.search(r"\bFFMA|\.FTZ|\bMUFU", sass)
     moved = set(re.findall(r"\b(LDG|STG)\.E(?:\.EF)?(\.\w+)?", sass))
@@ -99,6 +99,8 @@ def test_nothing_is_fused_flushed_or_approximate(kernel: Any, constants: dict[st
     if kernel is not cuda.update_kernel:  # which also moves its members and sums
         assert moved <= {("LDG", ".128"), ("STG", ".128"), ("LDG", ".U16")}
     assert kernel is cuda.digest_kernel or ("STG", ".128") in moved
+    if constants.get("NUM", 1) == 1:
+        assert set(re.findall(r"\bLDS[.\w]*", sass)) <= {"LDS.64"}, "only sums go through shared memory"
     sums = set(re.findall(r"\b(?:RED|ATOM)G?\.[\w.]+", sass))
     assert sums == {"REDG.E.ADD.64.STRONG.GPU"} or sums == {"RED.E.ADD.64.STRONG.GPU"}, "integers, in any order"
 
@@ -119,4 +121,5 @@ def test_without_the_option_multiply_and_add_are_fused() -> None:
 
 def with_all(case: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
     kernel, constants = case
-    return kernel, {**constants, "ALIGNED": True, "B": cuda.TILE}
+    itemsize = 4 if constants.get("KIND", "fp32") == "fp32" else 2
+    return kernel, {**constants, "ALIGNED": True, "W": 16 // itemsize, "B": cuda.TILE}

@@ -20,7 +20,7 @@ from hpc_es.noise.cuda_kernels import digest_kernel, perturb_kernel, update_kern
 from hpc_es.noise.reference import BLOCK, Perturbation, Rows, State, Step, Trace, Update, table
 
 TILE = 128
-"""Blocks per tile: 1,024 elements."""
+"""Blocks per tile, as many as a program has threads: 1,024 elements."""
 PROGRAMS = 2048
 """At most so many per launch; each goes through many tiles."""
 
@@ -53,7 +53,7 @@ def perturb(
         *(theta, out if kind == "fp32" else out.view(torch.uint16), total, _gauss(theta.device)),
         *(*_where(theta, start, rows), ident),
         *(member.seed, member.scale, member.subspace, member.partition_seed),
-        *(noisy is not None, member.num_subspaces, kind, *_shape(theta, rows)),
+        *(noisy is not None, member.num_subspaces, kind, *_shape(theta, rows, out.element_size())),
         **EXACT,
     )
     return total
@@ -199,9 +199,9 @@ def _where(theta: torch.Tensor, start: int, rows: Rows | None) -> tuple[int, ...
     return _count(theta, rows), start // BLOCK, width, stride, pitch, -(-(2**63) // width)
 
 
-def _shape(theta: torch.Tensor, rows: Rows | None) -> tuple[bool, bool, int]:
-    """ROWS, ALIGNED (whole blocks only) and B."""
-    return rows is not None, theta.numel() % BLOCK == 0, TILE
+def _shape(theta: torch.Tensor, rows: Rows | None, itemsize: int = 4) -> tuple[bool, bool, int, int]:
+    """ROWS, ALIGNED (whole blocks only), W (16 bytes of items) and B."""
+    return rows is not None, theta.numel() % BLOCK == 0, 16 // itemsize, TILE
 
 
 def _on(device: torch.device, array: Any) -> torch.Tensor:
