@@ -235,6 +235,18 @@ def theirs_anew(model: Path, kind: Kind, todo: list[Commit]) -> UpdateReport:
 
 
 @BASES
+def test_loading_anew_repairs_what_no_update_reaches(model: Path, make: Make) -> None:
+    arena, todo = arena_of(model), commits("none")
+    arena.tensor("vision.patch.weight")[3, 4] += 1
+    base = make(arena, live(arena, 0, 1, "float32"), 0, 1)
+    wanted = arena_of(model).apply(todo)
+    assert base.apply(todo).digest != wanted.digest
+    arena.reload(None)
+    base.reload()
+    assert same(base.apply(todo), wanted)
+
+
+@BASES
 def test_an_error_in_theta_shows_in_the_digest(model: Path, make: Make) -> None:
     arena = arena_of(model)
     arena.tensor(COLUMNS)[3, 17] += 1
