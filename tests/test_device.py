@@ -83,20 +83,21 @@ def test_torch_is_not_imported_where_there_is_no_driver() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.parametrize("refusal", [RuntimeError("out of memory"), subprocess.CalledProcessError(1, "cc")])
 def test_a_gpu_that_cannot_be_used_leaves_the_head_its_cores(
-    arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    arena: Arena, refusal: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(head_updates, "_obstacle", lambda: "")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
-    def out_of_memory(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+    def refuse(*_: Any) -> None:
+        raise refusal
 
-    monkeypatch.setattr(head_updates, "on_device", out_of_memory)
+    monkeypatch.setattr(head_updates, "on_device", refuse)
     assert head_update(arena, "auto") == arena.apply
-    assert "CUDA out of memory" in caplog.text
-    with pytest.raises(ConfigError, match=r"out of memory.*head.device=cpu"):
+    assert str(refusal) in caplog.text
+    with pytest.raises(ConfigError, match=r"the GPU cannot be used .*head.device=cpu"):
         head_update(arena, "cuda")
 
 

@@ -142,6 +142,11 @@ def test_half_an_update_on_the_device_is_never_used(model: Path, monkeypatch: py
         with pytest.raises(RuntimeError, match="launch failure"):
             base.apply(todo[:1])
     is_refused(base, todo)
+    base._streams = Failing()
+    with pytest.raises(RuntimeError, match="launch failure"):
+        base.reload()
+    is_refused(base, todo)
+    base._streams = InOrder()
     base.reload()
     assert same(base.apply(todo), arena_of(model).apply(todo))
 
@@ -163,6 +168,8 @@ def test_a_long_catch_up_takes_several_passes(model: Path, make: Make, monkeypat
 
 def test_the_head_stops_with_the_remedy_when_its_gpu_fails(model: Path) -> None:
     apply = head_update.on_device(arena_of(model), DEVICE, ring=ring(300), streams=Failing())
+    with pytest.raises(StoreError, match="do not follow"):
+        apply(commits("none")[1:])
     with pytest.raises(RunFailed, match="start the head again"):
         apply(commits("none")[:1])
 

@@ -152,6 +152,7 @@ class DeviceBase:
             theta, *state = [take(region.size) for _ in source.planes]
             kept = tuple(State(values, k.ident) for values, k in zip(state, source.state, strict=True))
             self._copies.append(_Copy(region, source.ident, source.trained, live, theta, kept))
+        self._whole = Whole()
         self._load(ring or Ring(device))
 
     def write(self, member: Member | None) -> int:
@@ -193,7 +194,7 @@ class DeviceBase:
     def _load(self, ring: Ring) -> None:
         """theta and state := the arena's."""
         held, slots = held_by(self.arena), ring.slots()
-        with self._streams as lanes:
+        with self._whole.update(), self._streams as lanes:
             for copy in self._copies:
                 kept = [copy.theta, *(kept.values for kept in copy.state)]
                 for plane, target in zip(held[copy.region.name].planes, kept, strict=True):
@@ -202,7 +203,6 @@ class DeviceBase:
                         staged = slot.buffer[: source.numel()]
                         copied = lanes.submit("in", partial(staged.copy_, source, non_blocking=True), slot.free)
                         slot.free = [lanes.submit("compute", partial(_gather, staged, part, to), [copied])]
-        self._whole = Whole()
         self._untrained = sum(self._theta_digest(c) for c in self._copies if not c.trained and c.region.counts)
         self._state = self._state_digest()
 

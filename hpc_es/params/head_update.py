@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from hpc_es.errors import ConfigError, RunFailed
+from hpc_es.errors import ConfigError, HpcEsError, RunFailed
 from hpc_es.es.records import Commit
 from hpc_es.noise import BLOCK, Update, kernels
 from hpc_es.params.arena import Arena
@@ -42,7 +42,7 @@ def head_update(arena: Arena, device: Literal["auto", "cpu", "cuda"]) -> Apply:
 
     try:
         return on_device(arena, torch.device("cuda", torch.cuda.current_device()))
-    except RuntimeError as error:
+    except Exception as error:  # whatever a driver, an allocator or a compiler says
         if device == "cuda":
             raise ConfigError(f"head.device=cuda, and the GPU cannot be used ({error}); try head.device=cpu") from error
         log.warning("the head's GPU cannot be used (%s): theta is updated on all cores", error)
@@ -50,7 +50,7 @@ def head_update(arena: Arena, device: Literal["auto", "cpu", "cuda"]) -> Apply:
 
 
 def on_device(arena: Arena, device: "torch.device", **options: Any) -> Apply:
-    """Stream the arena through a device; options as in Streamed. Errors: RuntimeError when the device cannot do it."""
+    """Stream the arena through a device; options as in Streamed. Errors: whatever comes where the device cannot."""
     from hpc_es.params.pinned import pin
     from hpc_es.params.streamed import Streamed
 
@@ -62,7 +62,9 @@ def on_device(arena: Arena, device: "torch.device", **options: Any) -> Apply:
     def apply(commits: Sequence[Commit]) -> UpdateReport:
         try:
             return streamed.apply(commits)
-        except RuntimeError as error:
+        except HpcEsError:
+            raise
+        except Exception as error:
             raise RunFailed(
                 f"the head's GPU failed in the update of version {arena.version} ({error}), which is now half done: "
                 "start the head again, and it rebuilds theta from checkpoint and journal; with head.device=cpu if the "
