@@ -42,7 +42,7 @@ class Pending:
         self._came.set()
 
     async def obtain(self, wanted: range) -> list[Commit]:
-        """Errors: none; it waits until they have come."""
+        """These versions' commits, once they have all come."""
         while any(version not in self.commits for version in wanted):
             self._came.clear()
             self._fetch(wanted[0], wanted[-1])

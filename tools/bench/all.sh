@@ -43,7 +43,7 @@ if [[ ${1:-} == --quick ]]; then
     bench store --updates 10 --rounds 5
 else
     bench noise --layers 30
-    bench update --layers 30
+    bench update # the usual way would take a quarter of an hour on all layers
     bench cycle "$(model smollm2-135m)"
     bench commit --updates 20 --members 30
     bench join
