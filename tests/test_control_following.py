@@ -24,8 +24,9 @@ from control_peers import (
 from hpc_es.errors import Superseded, TransportError
 from hpc_es.paths import RunPaths
 from hpc_es.transport import messages as m
-from hpc_es.transport.control import HeadServer, publish
+from hpc_es.transport.control import HeadServer
 from hpc_es.transport.observer import ask
+from hpc_es.transport.rendezvous import publish
 from hpc_es.transport.secrets import create_secrets, load_secrets
 
 

@@ -12,13 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 import zmq
 from zmq.utils import z85
 
-from hpc_es.errors import Superseded, TransportError
+from hpc_es.errors import TransportError
 from hpc_es.es.records import EvalId
 from hpc_es.paths import RunPaths
 from hpc_es.transport.messages import (
@@ -33,6 +32,7 @@ from hpc_es.transport.messages import (
     encode,
     read_rendezvous,
 )
+from hpc_es.transport.rendezvous import publish
 from hpc_es.transport.secrets import load_secrets
 from hpc_es.transport.sockets import HEARTBEAT_MS, SILENCE_MS, Connection, Wake, milliseconds
 
@@ -393,21 +393,3 @@ def _bind(router: "zmq.Socket[bytes]", host: str) -> int:
             f"this machine"
         ) from error
     return int(router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-
-
-def publish(path: Path, here: Rendezvous) -> None:
-    """Replace rendezvous.json: a reader sees the old one or the new one, whole, also after a crash."""
-    there = read_rendezvous(path)
-    if there is not None and there.generation > here.generation:
-        raise Superseded(f"{path} is from the head of generation {there.generation}; this one is {here.generation}")
-    new = path.with_name(f"{path.name}.{here.generation}.{here.pid}")
-    with new.open("wb") as file:
-        file.write(msgspec.json.encode(here))
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
