@@ -511,6 +511,21 @@ def test_a_sampling_setting_that_vllm_refuses_is_named(bench: Bench) -> None:
 
 
 @in_vllm
+def test_vllms_processes_sleep_while_they_wait_for_each_other(bench: Bench) -> None:
+    bench.logits(None)
+    before = [cpu_ticks(pid) for pid in bench.engine._processes]
+    time.sleep(0.8)  # spinning would last a second
+    spent = [cpu_ticks(pid) - ticks for pid, ticks in zip(bench.engine._processes, before, strict=True)]
+    assert max(spent) <= 0.1 * 0.8 * os.sysconf("SC_CLK_TCK")
+
+
+def cpu_ticks(pid: int) -> int:
+    """User and system time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+@in_vllm
 def test_the_engine_leaves_the_environment_of_its_process_alone(bench: Bench) -> None:
     assert "HF_HUB_OFFLINE" not in os.environ
     assert "VLLM_HOST_IP" not in os.environ
@@ -665,6 +680,7 @@ def test_two_ranks_share_the_arena_and_die_with_the_front(
         assert front.stdout is not None
         lines = (line for line in front.stdout if line.startswith(b"{"))
         said = json.loads(next(lines))
+        assert said["weights"] == "load_weights: engine.direct_map is off"
         front.kill()
         front.wait()
         assert len(said["processes"]) == 3
