@@ -58,10 +58,10 @@ async def examine(family: str, folder: Path) -> dict[str, Any]:
     settings = EngineConfig(max_model_len=128, max_concurrent=2, kv_cache_mib=16, prefix_cache=False)
     os.environ.update(environment(settings, 1, folder))
     try:
-        llm = LLM(**arguments(model, settings, VllmEngine.extension))
+        arena = Arena.from_pretrained(model.path, shared=True)
+        llm = LLM(**arguments(model, settings, VllmEngine.extension, arena))
         # Once is enough, and it looks into every module, where it stumbles over numba's.
         type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
-        arena = Arena.from_pretrained(model.path, shared=True)
         engine = InThisProcess(llm, arena, settings, folder)
         await engine._attach(model, 1)
         await engine.perturb(MEMBER)

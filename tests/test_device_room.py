@@ -12,9 +12,9 @@ from device_cases import DEVICE, HAS_KERNELS, MEMBERS, SHAPES, arena_of, commits
 
 from hpc_es.errors import EngineError
 from hpc_es.params import device as devices
-from hpc_es.params.base import Residence
 from hpc_es.params.device import DeviceBase, bytes_needed, device_base, extra_memory
 from hpc_es.params.pinned import pin
+from hpc_es.params.room import Residence
 from hpc_es.params.streamed import MOST_STAGING, Ring, StreamedBase
 
 on_a_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="no GPU (HPC_ES_TEST_DEVICE=cuda)")

@@ -99,7 +99,9 @@ def test_tensor_parallel_ranks_share_weights_theta_and_cache():
 
 
 def test_theta_is_on_the_device_only_where_vllm_leaves_room():
-    shape = of(QWEN_4B)
+    assert gpu_memory(config_of(), of(QWEN_4B), H100).base == "device"  # theta and weights take less than half
+    assert gpu_memory(config_of(), of(QWEN_27B), H100).base == "host"
+    shape = of(8e9)
     assert gpu_memory(config_of(), shape, H100).base == "host"
     needs = memory_of(config_of(), shape, H100)
     assert needs.to_device is not None

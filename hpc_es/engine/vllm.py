@@ -75,7 +75,7 @@ class VllmEngine(Engine):
         arena = await asyncio.to_thread(
             partial(Arena.from_pretrained, model.path, model.include, model.exclude, shared=True, optimiser=optimiser)
         )
-        given = arguments(model, engine, cls.extension)
+        given = arguments(model, engine, cls.extension, arena)
         scratch = Path(tempfile.mkdtemp(prefix="hpc_es-vllm-"))
         given["additional_config"] = {"hpc_es": Tie.to_this_process(scratch)}
         starting = asyncio.create_task(asyncio.to_thread(launch, given, environment(engine, threads, scratch)))

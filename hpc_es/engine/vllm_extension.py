@@ -26,7 +26,8 @@ from hpc_es.errors import EngineError
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import threads as kernel_threads
 from hpc_es.params.arena import Arena
-from hpc_es.params.base import Base, Residence, Target, make_base
+from hpc_es.params.base import Base, Target, make_base
+from hpc_es.params.room import Residence
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -18,6 +18,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from hpc_es.config.schema import EngineConfig, ModelConfig
 from hpc_es.errors import ConfigError, EngineError
+from hpc_es.params.arena import CAST, Arena
+from hpc_es.params.room import gets_room, share_beside
 
 _CPU_KV_CACHE_MIB = 256
 
@@ -41,8 +43,11 @@ def environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str, 
     return variables
 
 
-def arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> dict[str, Any]:
-    """Errors: ConfigError for a key of engine.extra that vLLM lacks or that another setting owns."""
+def arguments(model: ModelConfig, engine: EngineConfig, extension: str, arena: Arena) -> dict[str, Any]:
+    """Leaves room on a GPU for `arena` where theta is to be kept there.
+
+    Errors: ConfigError for a key of engine.extra that vLLM lacks or that another setting owns.
+    """
     kv_cache_mib = engine.kv_cache_mib or (_CPU_KV_CACHE_MIB if current_platform.is_cpu() else None)
     ours: dict[str, Any] = {
         "model": model.path,
@@ -74,7 +79,18 @@ def arguments(model: ModelConfig, engine: EngineConfig, extension: str) -> dict[
             raise ConfigError(f"engine.extra.{key} is not an argument of vLLM {vllm.__version__}{hint}")
         if key in ours:
             raise ConfigError(f"engine.extra.{key} is set by other settings of `engine` and `model`; change it there")
+    if kv_cache_mib is None and (share := _gpu_share(model, engine, arena)) is not None:
+        ours["gpu_memory_utilization"] = share
     return ours | engine.extra
+
+
+def _gpu_share(model: ModelConfig, engine: EngineConfig, arena: Arena) -> float | None:
+    """Of a GPU's memory, for vLLM; None: what it usually takes."""
+    theta, weights = arena.num_bytes, arena.num_parameters * CAST[model.dtype].itemsize
+    memory = current_platform.get_device_total_memory() * engine.tensor_parallel
+    if not engine.direct_map or not gets_room(engine.base, theta, weights, memory):
+        return None
+    return share_beside(theta, AsyncEngineArgs.gpu_memory_utilization, memory)
 
 
 def launch(arguments: dict[str, Any], environment: dict[str, str]) -> AsyncLLM:

@@ -6,7 +6,7 @@ sum to that of the arena.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
@@ -16,11 +16,10 @@ from hpc_es.noise import Array, Perturbation, State, kernels, tensor_id, threads
 from hpc_es.params.arena import CHUNK, Arena, perturbation_of
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
+from hpc_es.params.room import Residence
 
 Target = tuple[Region, torch.Tensor]
 """A region and the run of live memory that holds it: contiguous, 1-D; float32, bfloat16 or float16."""
-Residence = Literal["auto", "host", "device"]
-"""engine.base."""
 
 
 class Base(Protocol):

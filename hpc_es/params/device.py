@@ -19,15 +19,13 @@ from hpc_es.es import optimiser as optimisers
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import BLOCK, Rows, State, Trace, Update, cuda
 from hpc_es.params.arena import Arena, perturbation_of
-from hpc_es.params.base import Base, Residence, Target
+from hpc_es.params.base import Base, Target
 from hpc_es.params.pinned import pin
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
+from hpc_es.params.room import RESERVE, Residence
 from hpc_es.params.streamed import MOST_STAGING, Ring, StreamedBase, Whole, held_by, in_passes
 from hpc_es.params.streams import Streams, streams_on
-
-RESERVE = 2**30
-"""Bytes of device memory that copies of theta leave free, for what an engine allocates while it serves."""
 
 log = logging.getLogger(__name__)
 

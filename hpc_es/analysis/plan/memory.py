@@ -15,6 +15,7 @@ from hpc_es.config import yaml12
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError
 from hpc_es.es import optimiser as optimisers
+from hpc_es.params.room import gets_room, share_beside
 
 GIB, MIB = 2.0**30, 2.0**20
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -118,7 +119,7 @@ def kv_bytes_per_token(config: Config, shape: Shape) -> float | None:
 
 
 def gpu_memory(config: Config, shape: Shape, assumed: Assumptions) -> GpuMemory:
-    """engine.base=auto keeps theta on the device where vLLM leaves room for it (params/device.py)."""
+    """engine.base=auto keeps theta on the device where room is left for it (params/room.py), or is left over."""
     host, device = (_with_base(config, shape, assumed, base) for base in BASES)
     if not assumed.has_gpu or not config.engine.direct_map or config.engine.base == "host":
         return host
@@ -132,7 +133,10 @@ def _with_base(config: Config, shape: Shape, assumed: Assumptions, base: Literal
     if assumed.has_gpu:
         staging = assumed.spare_gib * GIB if base == "device" else assumed.staging_mib * MIB
         reserve = assumed.reserve_gib * GIB
-        found = max(_engine_share(config, assumed) * available - weights - reserve, 0.0)
+        share = _engine_share(config, assumed)
+        if "gpu_memory_utilization" not in engine.extra and gets_room(engine.base, theta, weights, available) and theta:
+            share = share_beside(theta, share, available)
+        found = max(share * available - weights - reserve, 0.0)
     else:
         staging, reserve, found = 0.0, 0.0, CPU_CACHE_MIB * MIB
     cache = engine.kv_cache_mib * MIB if engine.kv_cache_mib else found
