@@ -4,6 +4,7 @@ msgspec structs in msgpack, tagged, never pickle. An envelope carries the head's
 the highest they have seen, a head ignores messages meant for another one.
 """
 
+import struct
 import zlib
 from pathlib import Path
 from typing import Literal
@@ -12,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from hpc_es.errors import TransportError
-from hpc_es.es.records import Assignment, Commit, EvalId, Result
+from hpc_es.es.records import Assignment, Commit, EvalId, Result, UpdateMember
 
 PROTOCOL = 3
 
@@ -297,7 +298,6 @@ class Rendezvous(Struct, frozen=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
-_commit_decoder = msgspec.msgpack.Decoder(Commit)
 
 
 def encode(generation: int, message: AnyMessage) -> bytes:
@@ -312,23 +312,65 @@ def decode(data: bytes) -> Envelope:
         raise TransportError(f"a control message of {len(data)} bytes cannot be read: {error}") from error
 
 
+class _Packed(Struct, frozen=True, array_like=True, gc=False):
+    """A commit by columns, one value per member: equal values next to each other take next to nothing when packed."""
+
+    commit: Commit
+    """Without members."""
+    versions: tuple[int, ...]
+    slots: tuple[int, ...]
+    replacements: tuple[int, ...]
+    signs: tuple[int, ...]
+    sigmas: tuple[float, ...]
+    subspaces: tuple[int, ...]
+    partition_seeds: tuple[int, ...]
+    seeds: bytes
+    """64 bits each, little-endian."""
+    coefficients: bytes
+    """fp32, little-endian: exactly what they are."""
+
+
+_packed_decoder = msgspec.msgpack.Decoder(_Packed)
+
+
 def encode_commit(commit: Commit) -> bytes:
     """The bytes that are broadcast or sent to every worker, and whose hash is announced.
 
     So they are few: packed, and without the scores (0 in their place), which are most of a record and which no arena
     needs; who wants to know them asks with Fetch, or reads the journal.
     """
-    members = tuple(msgspec.structs.replace(member, fitness=0.0, utility=0.0) for member in commit.members)
-    slim = msgspec.structs.replace(commit, members=members)
-    return zlib.compress(_encoder.encode(slim), zlib.Z_BEST_SPEED)
+    members = commit.members
+    packed = _Packed(
+        msgspec.structs.replace(commit, members=()),
+        versions=tuple(member.eval_id.version for member in members),
+        slots=tuple(member.eval_id.slot for member in members),
+        replacements=tuple(member.eval_id.replacement for member in members),
+        signs=tuple(member.sign for member in members),
+        sigmas=tuple(member.sigma for member in members),
+        subspaces=tuple(member.subspace for member in members),
+        partition_seeds=tuple(member.partition_seed for member in members),
+        seeds=struct.pack(f"<{len(members)}Q", *(member.seed for member in members)),
+        coefficients=struct.pack(f"<{len(members)}f", *(member.coefficient for member in members)),
+    )
+    return zlib.compress(_encoder.encode(packed), zlib.Z_BEST_COMPRESSION)
 
 
 def decode_commit(data: bytes) -> Commit:
     """A commit without its scores (see encode_commit). Errors: TransportError."""
     try:
-        return _commit_decoder.decode(zlib.decompress(data))
-    except (zlib.error, msgspec.DecodeError) as error:
+        packed = _packed_decoder.decode(zlib.decompress(data))
+        num_members = len(packed.slots)
+        seeds = struct.unpack(f"<{num_members}Q", packed.seeds)
+        coefficients = struct.unpack(f"<{num_members}f", packed.coefficients)
+        ids = map(EvalId, packed.versions, packed.slots, packed.replacements)
+        columns = (ids, seeds, packed.signs, packed.sigmas, packed.subspaces, coefficients, packed.partition_seeds)
+        members = tuple(
+            UpdateMember(eval_id, seed, sign, sigma, subspace, 0.0, 0.0, coefficient, partition_seed)
+            for eval_id, seed, sign, sigma, subspace, coefficient, partition_seed in zip(*columns, strict=True)
+        )
+    except (zlib.error, msgspec.DecodeError, struct.error, ValueError) as error:
         raise TransportError(f"a commit record of {len(data)} bytes cannot be read: {error}") from error
+    return msgspec.structs.replace(packed.commit, members=members)
 
 
 def read_rendezvous(path: Path) -> Rendezvous | None:
