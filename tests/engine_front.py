@@ -1,4 +1,5 @@
-"""A front with two tensor-parallel ranks, run as a script: update, write a member, say so, wait to be killed."""
+"""A front with two tensor-parallel ranks, which load weights anew for each member, run as a script: update, write a
+member, say so, wait to be killed."""
 
 import asyncio
 import json
@@ -14,12 +15,13 @@ from hpc_es.engine.vllm import VllmEngine
 
 async def main(path: str) -> None:
     model = ModelConfig(path=path, dtype="float32")
-    engine = await VllmEngine.start(model, settings("vllm", tensor_parallel=2), threads=1)
+    engine = await VllmEngine.start(model, settings("vllm", tensor_parallel=2, direct_map=False), threads=1)
     await engine.update([commit(1)])
     await engine.perturb(MEMBER)
     await engine.probe()
     said = {
         "digest": engine.digest,
+        "weights": engine.info.facts["weights"],
         "logits": await engine.logits(PROMPT),
         "processes": list(engine._processes),
         "scratch": str(engine._scratch),

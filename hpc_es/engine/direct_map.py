@@ -28,7 +28,7 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, live: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self._live = {_storage(tensor): tensor.device.type for tensor in live}
+        self._live = {_storage(tensor) for tensor in live}
         self._sources = dict[int, str]()
         self._targets = dict[tuple[int, int], Target]()
 

@@ -1,0 +1,170 @@
+"""How the extension takes to models that load in unusual ways: written directly only where that is proven, loaded
+anew where weights are repacked, refused where noise would be lost. The models are a few lines each; vLLM is not run."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_es.engine.direct_map import regions
+from hpc_es.errors import EngineError
+from hpc_es.es.records import Member
+from hpc_es.params.arena import Arena
+from hpc_es.params.tiny_llama import write_tiny_llama
+
+pytestmark = pytest.mark.vllm
+MEMBER = Member(seed=3, sign=1, sigma=0.05)
+EMBEDDING, NORM = "model.embed_tokens.weight", "model.norm.weight"
+
+
+class Plain(torch.nn.Module):
+    """Every tensor as it is, the embedding with padding."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__()
+        self.live = torch.nn.ParameterDict()
+        for name in arena.names:
+            shape = [arena.shape(name)[0] + 8 * (name == EMBEDDING), *arena.shape(name)[1:]]
+            self.live[name.replace(".", "/")] = torch.nn.Parameter(torch.zeros(shape), requires_grad=False)
+        self.scale = torch.nn.Parameter(torch.zeros(8), requires_grad=False)
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in tensors:
+            self.load(name, self.live[name.replace(".", "/")].data, tensor)
+        self.scale.data.fill_(3)
+
+    def load(self, name: str, live: torch.Tensor, tensor: torch.Tensor) -> None:
+        live[: len(tensor)].copy_(tensor)
+        live[len(tensor) :].fill_(0)
+
+
+class Computes(Plain):
+    """A tensor is changed on its way."""
+
+    def load(self, name: str, live: torch.Tensor, tensor: torch.Tensor) -> None:
+        super().load(name, live, tensor + 1 if name == NORM else tensor)
+
+
+class Derives(Plain):
+    """Besides, a parameter is computed from another, by no copy."""
+
+    def load(self, name: str, live: torch.Tensor, tensor: torch.Tensor) -> None:
+        super().load(name, live, tensor)
+        if name == NORM:
+            self.norm = float(tensor.sum())
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        super().load_weights(tensors)
+        self.scale.data.fill_(self.norm)
+
+
+class Repacks(Plain):
+    """Once loaded, the embedding is turned over; loading is not enough."""
+
+    def process(self) -> None:
+        live = self.live[EMBEDDING.replace(".", "/")].data
+        live.copy_(live.flip(0))
+
+
+class Moves(Plain):
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        super().load_weights(tensors)
+        self.scale.data = self.scale.data.clone()
+
+
+class Ties(Plain):
+    """Two tensors of the checkpoint in one memory."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena)
+        self.live[NORM.replace(".", "/")] = self.live["model/layers/0/input_layernorm/weight"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def attached(folder: Path, kind: type[Plain]) -> tuple[Any, Plain, dict[str, Any]]:
+    """A worker with a model that was loaded, and what es_attach says."""
+    from hpc_es.engine.vllm_extension import WorkerExtension
+
+    arena = Arena.from_pretrained(folder, shared=True)
+    model = kind(arena)
+    process = getattr(model, "process", lambda: None)
+
+    def load(weights_iterator: Iterable[tuple[str, torch.Tensor]]) -> None:
+        model.load_weights(weights_iterator)
+        process()
+
+    load((name, torch.from_numpy(arena.tensor(name))) for name in arena.names)
+
+    class Worker(WorkerExtension):
+        model_runner = SimpleNamespace(get_model=lambda: model)
+        model_config = SimpleNamespace(dtype=torch.float32)
+        parallel_config = SimpleNamespace(world_size=1)
+        rank = 0
+        reload_weights = staticmethod(load)
+        keep = arena
+
+    worker = Worker()
+    shared = {"memory_path": str(arena.memory_path), "model_path": str(folder)}
+    said = worker.es_attach(shared | {"version": 0, "base_digest": arena.base_digest}, 1)
+    return worker, model, said
+
+
+def directly(worker: Any) -> dict[str, Any]:
+    return worker.es_write_directly([[True] * len(worker.es_targets)], "auto")
+
+
+def test_a_model_whose_tensors_are_copied_is_written_directly_and_its_padding_is_left(folder: Path) -> None:
+    worker, model, said = attached(folder, Plain)
+    assert not said["obstacle"]
+    assert len(said["regions"]) == len(worker.es_arena.names)
+    assert directly(worker) == {"obstacle": "", "share": worker.es_arena.base_digest}
+    assert worker.es_base is not worker.es_loaded
+    worker.es_base.write(MEMBER)
+    table = model.live[EMBEDDING.replace(".", "/")]
+    assert torch.equal(table[:-8], torch.from_numpy(worker.es_arena.perturbed(EMBEDDING, MEMBER, "float32")))
+    assert not table[-8:].any()
+
+
+def test_what_is_computed_on_the_way_is_an_obstacle(folder: Path) -> None:
+    worker, _, said = attached(folder, Computes)
+    assert "computed" in said["obstacle"]
+    assert worker.es_base is worker.es_loaded
+
+
+def test_what_no_copy_shows_fails_the_proof_and_load_weights_stays_in_use(folder: Path) -> None:
+    worker, model, said = attached(folder, Derives)
+    assert not said["obstacle"]
+    assert "scale" in directly(worker)["obstacle"]
+    assert worker.es_base is worker.es_loaded
+    worker.es_base.write(MEMBER)
+    assert model.scale[0] == pytest.approx(worker.es_arena.perturbed(NORM, MEMBER, "float32").sum(), rel=1e-5)
+
+
+def test_a_map_that_is_wrong_fails_the_proof(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shifted(*args: Any) -> Any:
+        return ((region, offset + 64 * (region.name == EMBEDDING)) for region, offset in regions(*args))
+
+    monkeypatch.setattr("hpc_es.engine.direct_map.regions", shifted)
+    worker, _, _ = attached(folder, Plain)
+    assert "embed_tokens" in directly(worker)["obstacle"]
+
+
+def test_a_model_that_is_repacked_is_loaded_anew_for_each_member(folder: Path) -> None:
+    worker, model, said = attached(folder, Repacks)
+    assert "repacks" in said["obstacle"]
+    worker.es_base.write(MEMBER)
+    table = model.live[EMBEDDING.replace(".", "/")].flip(0)
+    assert torch.equal(table[:-8], torch.from_numpy(worker.es_arena.perturbed(EMBEDDING, MEMBER, "float32")))
+
+
+@pytest.mark.parametrize(("kind", "message"), [(Moves, "moved the storage of scale"), (Ties, "in the same memory")])
+def test_a_model_that_would_lose_noise_is_refused(folder: Path, kind: type[Plain], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
+        attached(folder, kind)
