@@ -1,6 +1,6 @@
 """From a perturbation to the first token, on the real vLLM engine, and where the time goes.
 
-    python tools/bench/cycle.py [MODEL_FOLDER] [--dtype float32] [--rounds 5] [--prompt 128] [--threads T] [--json]
+    python tools/bench/cycle.py [MODEL_FOLDER] [--dtype float32] [--rounds 5] [--prompt 64] [--threads T] [--json]
 
 The clock starts with the order to perturb and stops with the first token of one greedy request; in between lie the
 write of all live weights, the reset of the prefix cache and the prefill of `--prompt` tokens. Ours writes the member
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=Path("models/smollm2-135m"))
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompt", type=int, default=128, help="tokens")
+    parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     show("cycle", asyncio.run(measure(options)), as_json=options.json)
@@ -77,7 +77,7 @@ async def ours(engine: CycleEngine, number: int, num_tokens: int, way: str, seco
     seconds["reset"].append(time.perf_counter() - ended)
     seconds[way].append(ended - began)
     seconds[f"perturb, {way}"].append(written - began)
-    seconds["prefill"].append(ended - written)
+    seconds[f"prefill, {way}"].append(ended - written)
 
 
 async def usual(engine: CycleEngine, number: int, num_tokens: int, seconds: Seconds) -> None:
@@ -97,12 +97,12 @@ async def first_token(engine: CycleEngine, num_tokens: int) -> None:
 
 
 def rows(median: dict[str, float], num_tokens: int) -> list[Row]:
-    made, prefill = [], median["prefill"]
+    made = []
     for way in WAYS.values():
         if way not in median:
             continue
         goal = MAX_OF_LIMIT if way == WAYS[True] else None
-        limit, perturb = median["limit"], median[f"perturb, {way}"]
+        limit, perturb, prefill = median["limit"], median[f"perturb, {way}"], median[f"prefill, {way}"]
         note = "usual: randn added and subtracted in place; limit: memory bandwidth or kernel alone, and the prefill"
         made.append(
             Row(f"perturb -> first token, {way}", "s", median[way], median["usual"], limit + prefill, note=note)
@@ -110,7 +110,7 @@ def rows(median: dict[str, float], num_tokens: int) -> list[Row]:
         made.append(
             Row("  of that: perturb and reset", "s", perturb, median["perturb, usual"], limit, max_of_limit=goal)
         )
-    made.append(Row(f"  of that: prefill of {num_tokens} tokens", "s", prefill))
+        made.append(Row(f"  of that: prefill of {num_tokens} tokens", "s", prefill))
     made.append(Row("  of that: cache reset", "ms", 1e3 * median["reset"]))
     return made
 
