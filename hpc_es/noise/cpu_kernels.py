@@ -69,7 +69,8 @@ def _look_up(words, slots, gauss, values, ahead):  # type: ignore[no-untyped-def
     """
     for j in range(slots.size):
         at = BLOCK * slots[j]
-        _prefetch(ahead, BLOCK * j)
+        if ahead.size > 0:
+            _prefetch(ahead, BLOCK * j)
         for w in range(4):
             values[at + 2 * w] = gauss[words[w, j] & np.uint32(0xFFFF)]
             values[at + 2 * w + 1] = gauss[words[w, j] >> np.uint32(16)]
@@ -174,8 +175,12 @@ def _add_members(  # type: ignore[no-untyped-def]
         _tile_noise(first, mine, ident, seeds[i], blocks, words, gauss, values, ahead)
         for j in range(total.size):
             total[j] += coefficients[i] * np.float32(values[j])
-        for j in mine:
-            hit[j] = True
+        ahead = ahead[:0]  # the first member has asked for it
+        if num_subspaces == 1:
+            hit[:] = True
+        else:
+            for j in mine:
+                hit[j] = True
 
 
 @numba.njit(inline="always")
