@@ -1,7 +1,9 @@
 """The control plane over loopback: who is heard, and what is resent."""
 
+import random
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -30,7 +32,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpc_es.errors import TransportError
-from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
+from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member, OptimiserStep, Result, UpdateMember
 from hpc_es.params.arena import update_of
 from hpc_es.paths import RunPaths
 from hpc_es.transport import messages as m
@@ -112,8 +114,30 @@ def test_an_announced_commit_asks_of_an_arena_what_the_journalled_one_does() -> 
     members = tuple(UpdateMember(EvalId(3, i), 2**63 + i, -1, 1e-3, i % 2, 0.1 * i, 0.3, 0.5 - i, 7) for i in range(4))
     commit = Commit(4, 5e-4, members, num_subspaces=2, partition_seed=9)
     assert update_of(m.decode_commit(m.encode_commit(commit))) == update_of(commit)
-    with pytest.raises(TransportError, match="cannot be read"):
-        m.decode_commit(b"neither packed nor a commit")
+    for damaged in (b"neither packed nor a commit", zlib.compress(b"packed")):
+        with pytest.raises(TransportError, match="cannot be read"):
+            m.decode_commit(damaged)
+
+
+def test_all_but_the_scores_of_a_commit_arrives() -> None:
+    step = OptimiserStep("adam", -1e-3, 0.9, 0.1, 0.999, 0.001, 1e-8)
+    rng = random.Random(0)
+    members = tuple(
+        UpdateMember(
+            EvalId(rng.randrange(300), rng.randrange(-5, 2**31), rng.randrange(3)),
+            rng.getrandbits(64),
+            rng.choice((1, -1)),
+            rng.random(),
+            rng.randrange(4),
+            0.0,
+            0.0,
+            rng.randrange(-(2**24), 2**24) * 2.0**-40,
+            rng.getrandbits(64),
+        )
+        for _ in range(50)
+    )
+    for commit in (Commit(2**31, 5e-4, members, False, 4, 2**64 - 1, step), Commit(1, 0.1, (), null=True)):
+        assert m.decode_commit(m.encode_commit(commit)) == commit
 
 
 def test_an_observer_gets_its_answer(paths: RunPaths) -> None:
