@@ -91,13 +91,14 @@ def test_memory_that_is_written_again_holds_what_came_last_and_other_memory_is_n
     assert [region for region, _ in watch.targets] == [Region("w", 0, 1, 16, 16)]
 
 
-def test_two_tensors_in_the_same_memory_are_refused() -> None:
+@pytest.mark.parametrize("apart", [0, 8])
+def test_two_tensors_in_the_same_memory_are_refused(apart: int) -> None:
     """The head, tied to the embedding in the engine only, would take the embedding's noise away."""
     live = torch.zeros(24)
     watch = Watch([live])
     with watch:
         for name, tensor in watch.showing([("embedding", numbered(16)), ("head", numbered(16))]):
-            live[8 * (name == "head") :][:16].copy_(tensor)
+            live[apart * (name == "head") :][:16].copy_(tensor)
     with pytest.raises(EngineError, match="embedding and head in the same memory"):
         _ = watch.targets
 

@@ -30,7 +30,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self._live = {_storage(tensor) for tensor in live}
         self._sources = dict[int, str]()
-        self._targets = dict[tuple[int, int], Target]()
+        self._targets = dict[tuple[int, int, str], Target]()
 
     def showing(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass (name, contiguous tensor) on to load_weights; the memory of each may be used again for a later one."""
@@ -52,7 +52,7 @@ class Watch(TorchDispatchMode):
         try:
             for region, offset in regions(name, live, stored):
                 run = live.detach().as_strided((region.size,), (1,), offset)
-                self._targets[_storage(live), offset] = region, run
+                self._targets[_storage(live), offset, name] = region, run
                 if len(self._targets) > MAX_REGIONS:
                     return self._refuse(f"{name} lies in very many short runs")
         except ModelError as error:
@@ -68,7 +68,7 @@ class Watch(TorchDispatchMode):
         Errors: EngineError where two canonical tensors lie in the same live memory: one would overwrite the other.
         """
         ordered, end, last = list[Target](), (0, 0), ""
-        for (storage, offset), (region, run) in sorted(self._targets.items(), key=lambda item: item[0]):
+        for (storage, offset, _), (region, run) in sorted(self._targets.items(), key=lambda item: item[0]):
             if (storage, offset) < end:
                 raise EngineError(
                     f"vLLM keeps {last} and {region.name} in the same memory, but they are two tensors of the "
