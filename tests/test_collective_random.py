@@ -71,6 +71,7 @@ class Run:
         self.announced: dict[int, messages.Announce] = {}
         self.expected: set[tuple[str, int]] = set()
         self.came: Counter[str] = Counter()
+        self.unnoticed: list[str] = []
         self.num_made = 0
         self.longest_call_s = 0.0
         self.ended: list[HeadCollective] = []
@@ -96,7 +97,8 @@ class Run:
         self.hello(name)
 
     def lose(self, name: str) -> None:
-        self.crew.leave(name)
+        """The head will notice after the commit: by then it has counted on the worker once more."""
+        self.unnoticed.append(name)
         self.expected = {(who, version) for who, version in self.expected if who != name}
 
     def fault(self, kind: str, rng: random.Random) -> None:
@@ -132,14 +134,17 @@ class Run:
         if when == "after":
             self.fault(fault, rng)
         self.hear(PATIENCE_S)
+        while self.unnoticed:
+            self.crew.leave(self.unnoticed.pop())
 
     def perform(self, instruction: Instruction) -> None:
         match instruction:
             case Send(worker=name, message=messages.Announce() as announce):
                 self.announced[announce.version] = announce
-                if name in self.crew.workers:
-                    self.expected.add((name, announce.version))
+                if name in self.workers:
                     self.workers[name].pipe.send(announce)
+                    if not self.workers[name].stopped:
+                        self.expected.add((name, announce.version))
             case Broadcast(epoch=epoch, data=data):
                 self.timed(self.collective.broadcast, epoch, data)
             case OpenGroup(epoch=epoch, workers=names, backend=backend):
