@@ -22,7 +22,8 @@ _watching = False
 class Tie(str):
     """A string to put into vLLM's `additional_config`: whichever process unpickles it lives and dies with the front.
 
-    This is the one way into EngineCore, which imports nothing of ours. Text, because vLLM hashes the config as JSON.
+    This is the one way into EngineCore, which imports nothing of ours; so it also brings the way to wait
+    (`queues`). Text, because vLLM hashes the config as JSON.
     """
 
     __slots__ = ()

@@ -2,14 +2,15 @@
 
 On a CPU vLLM's engine and its workers talk through shared memory, and whoever waits spins on it for a second: longer
 than a step takes, so the engine spins while its worker computes, and takes a third of the CPU time of a node whose
-cores are all used. Invariant: no message is slept through.
+cores are all used. Invariant: a message wakes whoever waits for it; should a wake-up get lost, vLLM looks again within
+5 s.
 """
 
 from functools import partialmethod
 
 SPIN_S = 0.01
-"""After a message. Not 0: ZeroMQ can drop a wake-up that follows the one before within 3 ms, and only the spinning
-sees that message then. A step takes longer than this, so that nobody spins during one."""
+"""After a message. Not 0: ZeroMQ's queue of wake-ups holds one, and a message right behind another may find it full;
+only the spinning sees that message then. A step takes longer than this, so that nobody spins during one."""
 
 
 def sleep_while_waiting() -> None:
