@@ -1,8 +1,10 @@
-"""The GPU's kernels in Triton's interpreter equal the reference, bit for bit.
+"""The GPU's kernels equal the reference, bit for bit: in Triton's interpreter, or on a GPU.
 
-Run by test_noise_cuda.py with TRITON_INTERPRET=1, in a process of its own.
+Run by test_noise_cuda.py with TRITON_INTERPRET=1, in a process of its own; by tools/gpu/check.sh with
+HPC_ES_TEST_DEVICE=cuda.
 """
 
+import os
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,19 @@ from noise_cases import LAYOUTS, STARTS, TILE, U64, Layout, close, perturbations
 from hpc_es.noise import cuda, reference
 from hpc_es.noise.reference import Array, Perturbation, State, Update
 
+DEVICE = torch.device(os.environ.get("HPC_ES_TEST_DEVICE", "cpu"))
 DTYPES = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.float16}
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, of what wraps around and of NaNs
+
+
+def on_device(values: Array) -> torch.Tensor:
+    """A copy."""
+    return torch.from_numpy(values.copy()).to(DEVICE)
+
+
+def bits(values: torch.Tensor) -> bytes:
+    return values.cpu().view(torch.uint8).numpy().tobytes()
 
 
 def test_the_cases_are_for_these_tiles() -> None:
@@ -27,14 +39,16 @@ def test_the_cases_are_for_these_tiles() -> None:
 @settings(deadline=None, max_examples=40)
 @given(layout=LAYOUTS, start=STARTS, ident=U64, noisy=st.none() | perturbations(), dtype=st.sampled_from(list(DTYPES)))
 def test_perturb(layout: Layout, start: int, ident: int, noisy: Perturbation | None, dtype: torch.dtype) -> None:
-    out, expected = torch.empty(layout.count, dtype=dtype), np.empty(layout.count, DTYPES[dtype])
+    out, expected = torch.empty(layout.count, dtype=dtype, device=DEVICE), np.empty(layout.count, DTYPES[dtype])
     where: dict[str, Any] = {"start": start, "rows": layout.rows}
-    theta = torch.from_numpy(values(layout.size))
-    before = theta.clone()
+    before = values(layout.size)
+    if DEVICE.type == "cuda" and noisy:  # a GPU adds to a NaN and gets one of its own, whatever that one was
+        before[np.isnan(before)] = 1
+    theta = on_device(before)
     digest = cuda.perturb(theta, out, ident, noisy, **where)
-    assert int(digest) % 2**64 == reference.perturb(theta.numpy(), expected, ident, noisy, **where)
-    assert out.view(torch.uint8).numpy().tobytes() == expected.tobytes()
-    assert theta.view(torch.int32).equal(before.view(torch.int32))
+    assert int(digest) % 2**64 == reference.perturb(before, expected, ident, noisy, **where)
+    assert bits(out) == expected.tobytes()
+    assert bits(theta) == before.tobytes()
 
 
 @pytest.mark.parametrize("num_states", [0, 1, 2])
@@ -47,14 +61,14 @@ def test_update(num_states: int, layout: Layout, start: int, idents: tuple[int, 
     if num_states:
         theirs[-1] **= 2
     theirs[0][: layout.size // 8] = -0.0
-    mine = [torch.from_numpy(values.copy()) for values in theirs]
+    mine = [on_device(values) for values in theirs]
 
     def state(values: list[Array] | list[torch.Tensor]) -> list[State]:
         return [State(*pair) for pair in zip(values[1:], idents[1:], strict=False)]
 
     trace = cuda.update(mine[0], idents[0], steps, start=start, state=state(mine), rows=layout.rows)
     wanted = reference.update(theirs[0], idents[0], steps, start=start, state=state(theirs), rows=layout.rows)
-    assert [values.numpy().tobytes() for values in mine] == [values.tobytes() for values in theirs]
+    assert [bits(values) for values in mine] == [values.tobytes() for values in theirs]
     assert close(trace, wanted)
 
 
@@ -62,7 +76,7 @@ def test_pieces_of_a_pass_add_up_on_the_device() -> None:
     """The same plan for every piece; what does not count, such as a second copy of a piece, is updated all the same."""
     versions = [Update([5], [1e-3]), Update([6, 7], [1e-3, 2e-3], [0, 3], 4, [9, 9]), Update([8], [1e-3])]
     before = np.linspace(-1, 1, 5000, dtype=np.float32)
-    expected, theta, copy = before.copy(), torch.from_numpy(before.copy()), torch.from_numpy(before.copy())
+    expected, theta, copy = before.copy(), on_device(before), on_device(before)
     plan, total = cuda.Plan.of(versions, theta.device), cuda.zero(theta.device)
     for start in range(0, 5000, 1608):
         piece = slice(start, start + 1608)
@@ -70,22 +84,22 @@ def test_pieces_of_a_pass_add_up_on_the_device() -> None:
         plan.apply(theta[piece], 3, start=start)
         plan.apply(copy[piece], 3, start=start, counts=False)
     assert close(plan.trace(), reference.update(expected, 3, versions))
-    assert theta.numpy().tobytes() == copy.numpy().tobytes() == expected.tobytes()
+    assert bits(theta) == bits(copy) == expected.tobytes()
     assert int(total) % 2**64 == reference.digest(before, 3)
 
 
 def test_versions_with_other_numbers_of_subspaces_follow_each_other() -> None:
     versions = [Update([5], [1e-3]), Update([6, 7], [1e-3, 2e-3], [0, 3], 4, [9, 9]), Update([8], [1e-3])]
     expected = np.linspace(-1, 1, 5000, dtype=np.float32)
-    theta = torch.from_numpy(expected.copy())
+    theta = on_device(expected)
     assert close(cuda.update(theta, 3, versions), reference.update(expected, 3, versions))
-    assert theta.numpy().tobytes() == expected.tobytes()
+    assert bits(theta) == expected.tobytes()
 
 
 def test_a_program_goes_through_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "PROGRAMS", 3)
     expected = np.linspace(-1, 1, 20_001, dtype=np.float32)
-    theta, versions = torch.from_numpy(expected.copy()), [Update([1, 2], [1e-3, 1e-3]), Update([3], [1e-3])]
+    theta, versions = on_device(expected), [Update([1, 2], [1e-3, 1e-3]), Update([3], [1e-3])]
     assert close(cuda.update(theta, 3, versions), reference.update(expected, 3, versions))
     assert cuda.digest(theta, 3) == reference.digest(expected, 3)
 
@@ -95,4 +109,4 @@ def test_a_program_goes_through_many_tiles(monkeypatch: pytest.MonkeyPatch) -> N
 def test_digest(layout: Layout, start: int, ident: int) -> None:
     theta = values(layout.size)
     where: dict[str, Any] = {"start": start, "rows": layout.rows}
-    assert cuda.digest(torch.from_numpy(theta), ident, **where) == reference.digest(theta, ident, **where)
+    assert cuda.digest(on_device(theta), ident, **where) == reference.digest(theta, ident, **where)
