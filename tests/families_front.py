@@ -60,8 +60,6 @@ async def examine(family: str, folder: Path) -> dict[str, Any]:
     try:
         arena = Arena.from_pretrained(model.path, shared=True)
         llm = LLM(**arguments(model, settings, VllmEngine.extension, arena))
-        # Once is enough, and it looks into every module, where it stumbles over numba's.
-        type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
         engine = InThisProcess(llm, arena, settings, folder)
         await engine._attach(model, 1)
         await engine.perturb(MEMBER)
@@ -92,6 +90,9 @@ def expected(model: ModelConfig, arena: Arena, folder: Path) -> list[float]:
 
 
 if __name__ == "__main__":
+    # Once is enough, and it looks into every module, where it would stumble over numba's.
+    current_platform.register_triton_kernel_overrides()
+    type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
     for name in sys.argv[2:]:
         said = asyncio.run(examine(name, Path(sys.argv[1])))
         gc.collect()
