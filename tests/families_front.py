@@ -54,7 +54,8 @@ class InThisProcess(VllmEngine):
 
 
 async def examine(family: str, folder: Path) -> dict[str, Any]:
-    model = ModelConfig(path=str(write_family(family, folder / family)), dtype="float32")
+    dtype = "bfloat16" if family == "qwen3_next" else "float32"  # vLLM's CPU kernels know no other for it
+    model = ModelConfig(path=str(write_family(family, folder / family)), dtype=dtype)
     settings = EngineConfig(max_model_len=128, max_concurrent=2, kv_cache_mib=16, prefix_cache=False)
     os.environ.update(environment(settings, 1, folder))
     try:

@@ -30,7 +30,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "sliding_window": None},
     "qwen3_moe": {**EXPERTS, "decoder_sparse_step": 1},
     "qwen3_next": {**EXPERTS, **HYBRID, "shared_expert_intermediate_size": 32},
-    "qwen3_5_text": HYBRID,
 }
 """What is not common to all of them."""
 COMMON = {
