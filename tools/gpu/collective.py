@@ -126,13 +126,11 @@ def two_ranks(findings: Findings, other: "Worker", backend: Backend) -> None:
             findings.check(f"{what}: the record arrives in epoch {epoch}", other.answer() == sha256(RECORD).hex())
         other.process.kill()
         other.process.wait()
-        began, event = time.monotonic(), None
-        for _ in range(3):  # Gloo's first one may still fit into a buffer of the kernel
-            ours.collective.broadcast(2, RECORD * 10_000)
-            if event := ours.event(TIMEOUT_S + 5):
-                break
+        began = time.monotonic()
+        ours.collective.broadcast(2, RECORD * 10_000)  # too much for any buffer on the way
+        event = ours.event()
         lost, took = isinstance(event, EpochFailed), time.monotonic() - began
-        findings.check(f"{what}: a lost worker ends the epoch", lost, f"{took:.1f} s: {event}")
+        findings.check(f"{what}: a lost worker ends the epoch", lost, f"{took:.1f} s: {event!s:.100}")
         ours.collective.open(3, [], backend)
         event = ours.event()
         findings.check(f"{what}: the head goes on without it", event == EpochUp(3), str(event))
