@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_run import started
 
-from hpc_es.es.records import Commit, EvalId, Result, UpdateMember
+from hpc_es.es.records import Assignment, Commit, EvalId, Result, UpdateMember
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
@@ -48,25 +48,32 @@ def test_the_store_is_measured_and_becomes_markdown():
     assert len(re.findall(r"^\| .* \|$", table, re.MULTILINE)) == len(rows) + 3  # titles, line, bench
 
 
-def test_the_share_of_a_cohorts_wall_clock_is_read_from_the_journal(tmp_path, monkeypatch):
-    """Cohorts are full at 10, 20 and 40 s; a worker has begun on what comes of them 0.1, 0.2 and 0.4 s later."""
+def test_what_a_commit_waits_for_and_the_heads_own_time_are_read_from_the_journal(tmp_path, monkeypatch):
+    """Cohorts are full at 10, 20, 40 and 80 s. One waits 4 s more, until an evaluation of the centre is handed out. A
+    worker begins on what comes of them 0.1, 0.2 and 0.4 s later; the one that begins last had been busy 0.3 s of it."""
     monkeypatch.syspath_prepend(ROOT / "tools/bench")
     from commit import of_run
 
-    writer = JournalWriter.create(RunPaths(tmp_path), started)
-    begun = 0.0
+    writer, begun = JournalWriter.create(RunPaths(tmp_path), started), 0.0
     for version, full in enumerate((10.0, 20.0, 40.0, 80.0)):
+        ready = full + 4 * (version == 1)
+        centre = Assignment(EvalId(version, 2), 0, "centre", None, (), 0)
+        writer.append(journal.Planned(begun, version, (centre,)))
         for slot, (begins, ends) in enumerate(((begun, full), (begun + 1, full - 1))):
             result = Result(EvalId(version, slot), 0.5, (), 1, 0.0, 0.0, 1.0)
-            writer.append(journal.Reported(ends, "w", result, begins, ends, 1))
+            writer.append(journal.Reported(ends, f"w{slot}", result, begins, ends, 1))
+        writer.append(journal.Leased(ready, centre.eval_id, "w1", 1))
+        if version == 2:
+            result = Result(EvalId(version, 2), 0.5, (), 1, 0.0, 0.0, 1.0)
+            writer.append(journal.Reported(ready + 0.3, "w0", result, ready, ready + 0.3, 1))
         members = [UpdateMember(EvalId(version, slot), 1, 1, 0.1, 0, 0.5, 0.0, 0.0) for slot in (0, 1)]
-        writer.append(journal.Committed(full + 0.001, Commit(version + 1, 0.1, tuple(members))))
+        writer.append(journal.Committed(ready + 0.05, Commit(version + 1, 0.1, tuple(members))))
         writer.append(journal.Digested(full + 3, version + 1, 1, 0.0, 2.5))
-        begun = full * 1.01
+        begun = ready + full / 100
     writer.close()
-    share, worst, milliseconds, arena = of_run(tmp_path)
-    assert share.ours == pytest.approx(2.0)  # 0.2 of 10 s, and 0.4 of 20 s
-    assert share.met
-    assert worst.ours == pytest.approx(2.0)
-    assert milliseconds.ours == pytest.approx(200)
-    assert arena.ours == pytest.approx(2500)
+    rows = [row.ours for row in of_run(tmp_path)]
+    wall_clock = 40.4 - 10.0  # from the first lease
+    own = [0.1, 0.2, 0.1]
+    assert rows == pytest.approx(
+        [100 * 4 / wall_clock, 0, 4000, 100 * sum(own) / wall_clock, 1e3 * 0.1, 1e3 * 0.2, 2500], abs=1e-6
+    )
