@@ -3,6 +3,7 @@
 import os
 import platform
 import resource
+import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 
@@ -45,9 +46,13 @@ def gpu(findings: Findings) -> None:
     findings.fact("CUDA", f"{torch.version.cuda}, compute capability {about.major}.{about.minor}")
     with findings.step("NCCL"):
         findings.fact("NCCL", ".".join(map(str, torch.cuda.nccl.version())))
+    if shutil.which("nvidia-smi") is None:
+        findings.not_run("driver, clocks, power", "there is no nvidia-smi")
+        return
     with findings.step("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
-        findings.fact("driver, clocks, power", subprocess.run(query, capture_output=True, text=True, timeout=20).stdout)
+        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        findings.fact("driver, clocks, power", "; ".join(said.splitlines()))
 
 
 def bandwidths(findings: Findings) -> None:

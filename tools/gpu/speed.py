@@ -4,6 +4,8 @@ Bytes moved count once each: perturb reads float32 and writes bfloat16, 6 bytes 
 copy bandwidth, measured here. The usual way: a torch.Generator on the device, randn per tensor, add_.
 """
 
+import statistics
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -107,6 +109,9 @@ def perturbing(findings: Findings, model: Model) -> None:
         findings.measured(what, size * item / seconds / copy, "of copy bandwidth", goal=goal, detail=rates)
 
     of_copy("perturb, all tensors", model.size, 6, model.perturb, OF_COPY)
+    launched = launching(findings, model.perturb)
+    what = f"perturb: the host's time to launch {len(model.theta)} kernels"
+    findings.measured(what, launched * 1e3, "ms", detail="where this is more than they take, it decides")
     of_copy("centre, all tensors", model.size, 6, lambda: model.perturb(None))
     theta, ident = model.theta[model.largest], model.idents[model.largest]
     for dtype, item in ((torch.bfloat16, 6), (torch.float16, 6), (torch.float32, 8)):
@@ -118,6 +123,18 @@ def perturbing(findings: Findings, model: Model) -> None:
     work = lambda: cuda.perturb(theta, out, ident, part, total=model.total)  # noqa: E731
     of_copy("perturb, the largest tensor, one of 4 subspaces", theta.numel(), 6, work)
     of_copy("digest, the largest tensor", theta.numel(), 4, lambda: cuda.digest(theta, ident))
+
+
+def launching(findings: Findings, work: Callable[[], object]) -> float:
+    """Seconds until everything is queued; the median of five."""
+    took = list[float]()
+    for _ in range(5 if findings.on_gpu else 1):
+        if findings.on_gpu:
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        work()
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
 
 
 def updating(findings: Findings, model: Model, update: Update) -> None:
@@ -156,9 +173,9 @@ def usual(findings: Findings, model: Model, update: Update) -> None:
             live.add_(total)
 
     ours, theirs = findings.seconds(model.perturb), findings.seconds(perturb)
-    findings.measured("perturb, times the usual way", theirs / ours, "", detail=f"which takes {theirs * 1e3:.1f} ms")
+    findings.measured("perturb, times the usual way", theirs / ours, "x", detail=f"it takes {theirs * 1e3:.1f} ms")
     ours, theirs = findings.seconds(lambda: model.update([update])), findings.seconds(advance, rounds=3)
-    findings.measured("update, times the usual way", theirs / ours, "", detail=f"which takes {theirs * 1e3:.0f} ms")
+    findings.measured("update, times the usual way", theirs / ours, "x", detail=f"it takes {theirs * 1e3:.0f} ms")
 
 
 def beyond_32_bits(findings: Findings) -> None:
@@ -166,6 +183,8 @@ def beyond_32_bits(findings: Findings) -> None:
     turns = [2**31, 2**32] if findings.on_gpu else [2**10, 2**11]
     window = 64 * BLOCK
     size = turns[-1] + 3 * window + 5
+    if findings.on_gpu:
+        torch.cuda.empty_cache()
     if findings.on_gpu and torch.cuda.mem_get_info(findings.device)[0] < 7 * size:
         findings.not_run("a tensor of more than 2^32 elements", f"it needs {7 * size / 2**30:.0f} GiB")
         return
