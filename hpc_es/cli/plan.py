@@ -1,6 +1,7 @@
 """The command `plan`: memory, bytes on the wire, seconds, GPU-hours and FLOPs of a run, before it is made."""
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ Line = tuple[str, str, str]
 Section = tuple[str, list[Line]]
 
 MAX_WORKERS = 100_000
+MAX_NUMBER = 1e15
 GIB = 2**30
 NAME_WIDTH, NUMBER_WIDTH = 25, 10
 """So that the tables stand in line."""
@@ -72,9 +74,17 @@ def plan(
     if not 0 < num_workers <= MAX_WORKERS:
         raise ConfigError(f"--workers {num_workers}: must be a whole number from 1 to {MAX_WORKERS}")
     lengths = {"per_episode": tokens_per_episode, "prompt": tokens_in, "answer": tokens_out, "turns": turns}
-    for name, value in {**lengths, "parameters": parameters, "active-parameters": active_parameters}.items():
-        if value is not None and not 0 < value < 1e15:
-            raise ConfigError(f"{name}={value:g} must be a number above 0")
+    given = {
+        "tokens-per-episode": tokens_per_episode,
+        "tokens-in": tokens_in,
+        "tokens-out": tokens_out,
+        "turns": turns,
+        "parameters": parameters,
+        "active-parameters": active_parameters,
+    }
+    for name, value in given.items():
+        if value is not None and not 0 < value < MAX_NUMBER:
+            raise ConfigError(f"--{name} {value:g}: must be a number above 0, and below {MAX_NUMBER:g}")
     assumed = assume(gpu, changes or ())
     shape = shape_of(settings.model, parameters=parameters, active=active_parameters, described=model_config)
     tokens = _tokens(settings, like, lengths, assumed)
@@ -88,10 +98,9 @@ def plan(
         out.print()
         out.print(_table(title, lines))
     out.print()
-    command = (
-        f"hpc-es simulate {config} {' '.join(overrides or ())} --workers {num_workers} --durations {made.durations}"
-    )
-    out.print(f"the same wall-clock, other modes: {command}", style="dim", markup=False)
+    command = ["hpc-es", "simulate", str(config), *(overrides or ()), "--workers", str(num_workers)]
+    command += ["--durations", made.durations]
+    out.print(f"the same wall-clock, other modes: {shlex.join(command)}", style="dim", markup=False)
 
 
 def _tokens(
@@ -197,7 +206,11 @@ def _wire_lines(settings: "Config", made: "Plan", assumed: "Assumptions") -> lis
         ("an evaluation", _bytes(wire.assignment + wire.result), evaluation),
         ("an update, in all", _bytes(wire.per_update), f"and {wire.heartbeat} B each {beat:g} s from each worker"),
         ("a worker that joins", _bytes(made.memory.arena), _join(settings, made, assumed)),
-        ("the usual way", _bytes(wire.weights), f"for comparison: weights to each worker, {usual} of its network"),
+        (
+            "the usual way",
+            _bytes(wire.weights),
+            f"for comparison: 16-bit weights to each worker, {usual} of its network",
+        ),
     ]
 
 

@@ -71,11 +71,15 @@ def measured(run: "Run") -> Tokens:
 def turn_limit(config: Config) -> float:
     """Turns that the task allows: `max_turns`, three per blank in sudoku, 1 where an environment has no such option.
 
-    Errors: ConfigError for an environment that does not exist."""
+    Errors: ConfigError for an environment that does not exist, or a puzzle that it does not have."""
     options = {**config.task.options, **config.task.train}
     if config.task.env == "sudoku":
         from hpc_es.envs.sudoku import DEFAULT_BLANKS, TURNS_PER_BLANK
 
-        return TURNS_PER_BLANK * (options.get("blanks") or DEFAULT_BLANKS[options.get("size", 9)])
+        size = options.get("size", 9)
+        blanks = options.get("blanks") or next((blanks for n, blanks in DEFAULT_BLANKS.items() if n == size), None)
+        if not isinstance(blanks, int):
+            raise ConfigError(f"task.options={options}: sudoku needs a size of {set(DEFAULT_BLANKS)} and whole blanks")
+        return float(TURNS_PER_BLANK * blanks)
     limit = str(options.get("max_turns", envs.describe(config.task.env).options.get("max_turns")))
     return float(limit) if limit.isdigit() else 1.0
