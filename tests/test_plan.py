@@ -468,8 +468,11 @@ def test_a_machine_without_a_gpu_is_planned_like_any_other():
         (["--gpu", "h1000"], "did you mean h100"),
         (["--tokens-per-episode", "-3"], "must be a number above 0"),
         (["--tokens-per-episode", "1e30"], "below 1e+15"),
-        (["task.options={size: 7}", "--parameters", "1e9", "--tokens-per-episode", "9"], "sudoku needs a size of"),
-        (["task.options={blanks: x}", "--parameters", "1e9", "--tokens-per-episode", "9"], "whole blanks"),
+        (
+            ["task.options={size: 7, blanks: null}", "--parameters", "1e9", "--tokens-per-episode", "9"],
+            "sudoku needs a size of",
+        ),
+        (["task.options={blanks: x}", "--parameters", "1e9", "--tokens-per-episode", "9"], "a whole number of blanks"),
         (["--parameters", "1e9"], "--tokens-per-episode L"),
         (["--parameters", "1e9", "--active-parameters", "2e9"], "must be at most"),
         (["--like", "nowhere", "--turns", "3", "--parameters", "1e9"], "leave out"),

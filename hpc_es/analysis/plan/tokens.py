@@ -79,7 +79,8 @@ def turn_limit(config: Config) -> float:
         size = options.get("size", 9)
         blanks = options.get("blanks") or next((blanks for n, blanks in DEFAULT_BLANKS.items() if n == size), None)
         if not isinstance(blanks, int):
-            raise ConfigError(f"task.options={options}: sudoku needs a size of {set(DEFAULT_BLANKS)} and whole blanks")
+            sizes = " or ".join(map(str, DEFAULT_BLANKS))
+            raise ConfigError(f"task.options={options}: sudoku needs a size of {sizes}, and a whole number of blanks")
         return float(TURNS_PER_BLANK * blanks)
     limit = str(options.get("max_turns", envs.describe(config.task.env).options.get("max_turns")))
     return float(limit) if limit.isdigit() else 1.0
