@@ -4,32 +4,34 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+from hpc_es.noise.reference import Perturbation, State, Update
+
+torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 cuda = pytest.importorskip("hpc_es.noise.cuda")
 
 TESTS = Path(__file__).parent
-SIGNATURE = {
-    "theta": "*fp32",
-    "m": "*fp32",
-    "v": "*fp32",
+POINTERS = {
+    "pieces": "*i64",
+    "runs": "*i64",
     "gauss": "*i16",
     "digest": "*i64",
     "digests": "*i64",
+    "digests_of_state": "*i64",
     "squares": "*fp64",
     "bounds": "*i32",
     "seeds": "*i64",
     "coefficients": "*fp32",
+    "subspaces": "*i32",
     "partition_seeds": "*i64",
     "steps": "*fp32",
 }
-OUT = {"fp32": "*fp32", "bf16": "*u16", "fp16": "*u16"}
 
 
 @pytest.mark.slow
@@ -41,22 +43,21 @@ def test_the_kernels_equal_the_reference_in_the_interpreter() -> None:
     assert re.search(r"^9 passed", done.stdout, re.MULTILINE), done.stdout[-1000:]
 
 
+def signature_of(kernel: Any, constants: Collection[str]) -> dict[str, str]:
+    return {
+        parameter.name: "constexpr"
+        if parameter.name in constants
+        else parameter.annotation_type or POINTERS[parameter.name]
+        for parameter in kernel.params
+    }
+
+
 def compiled(kernel: Any, constants: Mapping[str, Any], arch: int, options: Mapping[str, Any]) -> tuple[str, str]:
-    """PTX and SASS of a kernel as a launch on 16-byte aligned tensors makes it."""
+    """PTX and SASS of a kernel as every launch makes it."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    pointers = {**SIGNATURE, "subspaces": "*i32", "out": OUT[constants.get("KIND", "fp32")]}
-    signature, attributes = {}, {}
-    for place, parameter in enumerate(kernel.params):
-        if parameter.name in constants:
-            signature[parameter.name] = "constexpr"
-        elif parameter.name in pointers and not parameter.annotation_type:
-            signature[parameter.name] = pointers[parameter.name]
-            attributes[(place,)] = [["tt.divisibility", 16]]
-        else:
-            signature[parameter.name] = parameter.annotation_type
-    source = ASTSource(kernel, signature, dict(constants), attributes)
+    source = ASTSource(kernel, signature_of(kernel, constants), dict(constants), {})
     asm = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=dict(options)).asm
     return asm["ptx"], disassembled(asm["cubin"])
 
@@ -97,12 +98,39 @@ def test_nothing_is_fused_flushed_or_approximate(kernel: Any, constants: dict[st
     moved = set(re.findall(r"\b(LDG|STG)\.E(?:\.EF)?(\.\w+)?", sass))
     assert ("LDG", ".128") in moved, "memory is read 16 bytes at a time"
     if kernel is not cuda.update_kernel:  # which also moves its members and sums
-        assert moved <= {("LDG", ".128"), ("STG", ".128"), ("LDG", ".U16")}
+        assert moved <= {("LDG", ".128"), ("STG", ".128"), ("LDG", ".U16"), ("LDG", ".64")}
     assert kernel is cuda.digest_kernel or ("STG", ".128") in moved
     if constants.get("NUM", 1) == 1:
         assert set(re.findall(r"\bLDS[.\w]*", sass)) <= {"LDS.64"}, "only sums go through shared memory"
     sums = set(re.findall(r"\b(?:RED|ATOM)G?\.[\w.]+", sass))
     assert sums == {"REDG.E.ADD.64.STRONG.GPU"} or sums == {"RED.E.ADD.64.STRONG.GPU"}, "integers, in any order"
+
+
+@pytest.mark.parametrize("size", [1, 1032])
+def test_no_value_of_an_argument_makes_another_variant(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the function that a launch chooses its variant with, for values that Triton would take for special."""
+    launched = list[Any]()
+
+    def launch(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        binder = create_function_from_signature(kernel.signature, kernel.params, backend)
+        variants, constants = binder(*arguments, **options)[1], [p.name for p in kernel.params if p.is_constexpr]
+        types = signature_of(kernel, constants).values()
+        assert [v for v in variants if v[0] != "constexpr"] == [(t, None) for t in types if t != "constexpr"]
+        launched.append(kernel)
+
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    backend = make_backend(GPUTarget("cuda", 90, 32))
+    monkeypatch.setattr(JITFunction, "run", launch)
+    theta = torch.zeros(size)
+    for value in (1, 16, 17, 2**63):
+        member = Perturbation(value, 1.0, value % 2, 2, value)
+        cuda.perturb(theta, torch.zeros(size, dtype=torch.bfloat16), value, member)
+        cuda.update(theta, value, [Update([value] * (value % 19), [1.0] * (value % 19))], state=[State(theta, value)])
+        cuda.digest(theta, value)
+    assert set(launched) == {cuda.perturb_kernel, cuda.update_kernel, cuda.digest_kernel}
 
 
 @pytest.mark.parametrize("arch", [80, 90])
@@ -122,4 +150,4 @@ def test_without_the_option_multiply_and_add_are_fused() -> None:
 def with_all(case: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
     kernel, constants = case
     itemsize = 4 if constants.get("KIND", "fp32") == "fp32" else 2
-    return kernel, {**constants, "ALIGNED": True, "W": 16 // itemsize, "B": cuda.TILE}
+    return kernel, {**constants, "ALIGNED": True, "W": 16 // itemsize, "B": cuda.TILE, "RUN": cuda.RUN}

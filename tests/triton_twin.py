@@ -97,7 +97,7 @@ def test_versions_with_other_numbers_of_subspaces_follow_each_other() -> None:
 
 
 def test_a_program_goes_through_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "PROGRAMS", 3)
+    monkeypatch.setattr(cuda, "PROGRAMS", 2)
     expected = np.linspace(-1, 1, 20_001, dtype=np.float32)
     theta, versions = on_device(expected), [Update([1, 2], [1e-3, 1e-3]), Update([3], [1e-3])]
     assert close(cuda.update(theta, 3, versions), reference.update(expected, 3, versions))

@@ -1,28 +1,31 @@
 """The passes of reference.py for GPUs, on contiguous torch tensors of one device: equal to it bit for bit.
 
 Invariant: results do not depend on how a tensor is cut, as long as cuts fall on blocks. Nothing waits for the device
-but what returns a Python number (`digest`, `update`, `Plan.trace`): kernels are queued on torch's current stream.
+but what returns a Python number (`digest`, `update`, `Plan.trace`): kernels are queued on torch's current stream. A
+pass over many pieces is a few launches (Pieces), as each costs tens of microseconds of Python.
 
 With TRITON_INTERPRET=1, before the first import, the same code runs on a CPU, slowly: that is how it is tested where
 there is no GPU, in a process of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 import triton
 
-from hpc_es.noise.cuda_kernels import digest_kernel, perturb_kernel, update_kernel
+from hpc_es.noise.cuda_kernels import FIELDS, digest_kernel, perturb_kernel, update_kernel
 from hpc_es.noise.reference import BLOCK, Perturbation, Rows, State, Step, Trace, Update, table
 
 TILE = 128
 """Blocks per tile, as many as a program has threads: 1,024 elements."""
+RUN = 8
+"""Tiles of a piece that a program goes through at a time."""
 PROGRAMS = 2048
-"""At most so many per launch; each goes through many tiles."""
+"""At most so many per launch; each goes through many runs."""
 
 EXACT: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
 """Options of every launch: an fp32 multiply, then an fp32 add; Triton flushes nothing to zero."""
@@ -33,6 +36,43 @@ _KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 def zero(device: torch.device) -> torch.Tensor:
     """A digest to begin a sum with: int64 [] on the device."""
     return torch.zeros([], dtype=torch.int64, device=device)
+
+
+class Piece(NamedTuple):
+    """Elements of a tensor, as in reference.py, and what lies beside them."""
+
+    theta: torch.Tensor
+    ident: int
+    start: int = 0
+    rows: Rows | None = None
+    out: torch.Tensor | None = None
+    """Live memory: float32, bfloat16 or float16."""
+    state: Sequence[State] = ()
+    """Of torch tensors."""
+    trained: bool = True
+    """Whether noise and updates reach it."""
+    counts: bool = True
+    """Whether it is in digests and traces: a second copy is not."""
+
+
+class Pieces:
+    """Pieces of theta on one device, described to it once: their memory never moves. Passes are queued."""
+
+    def __init__(self, pieces: Iterable[Piece], device: torch.device) -> None:
+        kinds: dict[_Kind, list[Piece]] = {}
+        for piece in pieces:
+            kinds.setdefault(_Kind.of(piece), []).append(piece)
+        self.groups = [_Group(kind, alike, device) for kind, alike in kinds.items()]
+
+    def perturb(self, noisy: Perturbation | None, total: torch.Tensor) -> None:
+        """As reference.perturb, into `out` of every piece; the digest is added to `total` (int64 [] on the device)."""
+        for group in self.groups:
+            group.perturb(noisy, total)
+
+    def digest(self, total: torch.Tensor) -> None:
+        """As reference.digest; added to `total`."""
+        for group in self.groups:
+            group.digest(total)
 
 
 def perturb(
@@ -46,25 +86,16 @@ def perturb(
     total: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """As reference.perturb; out is float32, bfloat16 or float16. Returns the digest, added to `total` where that is
-    given (int64 [] on the device, modulo 2^64): a pass over many tensors waits once, when it reads the total."""
-    kind, member = _KINDS[out.dtype], noisy or Perturbation(0, 0.0)
+    given (int64 [] on the device, modulo 2^64)."""
     total = zero(theta.device) if total is None else total
-    perturb_kernel[_grid(out.numel())](
-        *(theta, out if kind == "fp32" else out.view(torch.uint16), total, _gauss(theta.device)),
-        *(*_where(theta, start, rows), ident),
-        *(member.seed, member.scale, member.subspace, member.partition_seed),
-        *(noisy is not None, member.num_subspaces, kind, *_shape(theta, rows, out.element_size())),
-        **EXACT,
-    )
+    Pieces([Piece(theta, ident, start, rows, out)], theta.device).perturb(noisy, total)
     return total
 
 
 def digest(theta: torch.Tensor, ident: int, *, start: int = 0, rows: Rows | None = None) -> int:
     """As reference.digest."""
     total = zero(theta.device)
-    digest_kernel[_grid(_count(theta, rows))](
-        theta, total, *_where(theta, start, rows), ident, *_shape(theta, rows), **EXACT
-    )
+    Pieces([Piece(theta, ident, start, rows)], theta.device).digest(total)
     return int(total) % 2**64
 
 
@@ -87,8 +118,8 @@ class Plan:
     """Updates that are applied to many pieces of theta: their members are on the device once, and so are the sums.
 
         plan = Plan.of(updates, device)
-        for piece in pieces:
-            plan.apply(piece, ...)     # queued on the current stream
+        for some in pieces:
+            plan.run(some)             # queued on the current stream
         plan.trace()                   # waits
 
     All calls are on one stream: the sums of squares are added without atomics. One pass over a piece, unless the
@@ -99,13 +130,24 @@ class Plan:
         self._versions = versions
         count = sum(len(group) for group in versions)
         self._digests = torch.zeros(2, count, dtype=torch.int64, device=device)
-        """Of pieces that do not count, and of those that do."""
-        self._squares = torch.zeros(2, count, PROGRAMS, dtype=torch.float64, device=device)
+        """Of theta, and of the optimiser's state."""
+        self._squares = torch.zeros(count, PROGRAMS, dtype=torch.float64, device=device)
+        self.digest_of_state = 0
+        """The optimiser's share after the last version, once there is a trace."""
 
     @classmethod
     def of(cls, updates: Sequence[Update], device: torch.device) -> Self:
         groups = groupby(updates, key=lambda version: version.num_subspaces)
         return cls([_Versions(list(group), device) for _, group in groups], device)
+
+    def run(self, pieces: Pieces) -> None:
+        """As reference.update, in place, of the pieces that are trained."""
+        begin = 0
+        for versions in self._versions:
+            here = slice(begin, begin + len(versions))
+            begin = here.stop
+            for group in pieces.groups:
+                group.update(versions, self._digests[:, here], self._squares[here])
 
     def apply(
         self,
@@ -117,23 +159,16 @@ class Plan:
         rows: Rows | None = None,
         counts: bool = True,
     ) -> None:
-        """As reference.update, in place. A piece that does not count, such as a second copy, is not in the trace."""
-        begin = 0
-        for group in self._versions:
-            here = slice(begin, begin + len(group))
-            begin = here.stop
-            group.apply(
-                theta, ident, start, state, rows, self._digests[int(counts), here], self._squares[int(counts), here]
-            )
-
-    def sums(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Digests (int64 [V], modulo 2^64) and sums of squares (float64 [V]) so far, on the device."""
-        return self._digests[1], self._squares[1].sum(1)
+        """Of one piece. One that does not count, such as a second copy, is not in the trace."""
+        self.run(Pieces([Piece(theta, ident, start, rows, None, state, True, counts)], theta.device))
 
     def trace(self) -> Trace:
-        """Of all pieces so far; waits for them."""
-        digests, squares = self.sums()
-        return Trace([total % 2**64 for total in digests.tolist()], squares.tolist())
+        """Of all pieces so far; waits for them, once."""
+        sums = torch.cat([self._digests, self._squares.sum(1).view(torch.int64)[None]]).cpu()
+        of_theta, of_state = sums[0].tolist(), sums[1].tolist()
+        self.digest_of_state = of_state[-1] % 2**64
+        both = [(theta + state) % 2**64 for theta, state in zip(of_theta, of_state, strict=True)]
+        return Trace(both, sums[2].view(torch.float64).tolist())
 
 
 class _Versions:
@@ -147,8 +182,8 @@ class _Versions:
 
         steps = [version.step or Step(0.0, 0.0, 0.0) for version in updates]
         scalars = [(s.rate, s.decay_m, s.gain_m, s.decay_v, s.gain_v, s.epsilon) for s in steps]
-        self._num_versions, self._num_subspaces = len(updates), updates[0].num_subspaces
-        self._tensors = (
+        self._num_versions, self.num_subspaces = len(updates), updates[0].num_subspaces
+        self.tensors = (
             _on(device, np.cumsum([0, *(len(version.seeds) for version in updates)]).astype(np.int32)),
             *(flat("seeds", np.uint64), flat("coefficients", np.float32)),
             *(flat("subspaces", np.int32), flat("partition_seeds", np.uint64)),
@@ -158,27 +193,84 @@ class _Versions:
     def __len__(self) -> int:
         return self._num_versions
 
-    def apply(
-        self,
-        theta: torch.Tensor,
-        ident: int,
-        start: int,
-        state: Sequence[State],
-        rows: Rows | None,
-        digests: torch.Tensor,
-        squares: torch.Tensor,
-    ) -> None:
-        m, v = [*(kept.values for kept in state), theta, theta][:2]
-        ident_m, ident_v = [*(kept.ident for kept in state), 0, 0][:2]
-        update_kernel[_grid(_count(theta, rows))](
-            *(theta, m, v, digests, squares, _gauss(theta.device), *self._tensors),
-            *(*_where(theta, start, rows), ident, ident_m, ident_v, self._num_versions, PROGRAMS),
-            *(len(state), self._num_subspaces, *_shape(theta, rows)),
+
+# --- launches -------------------------------------------------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+    """Pieces for which one launch does."""
+
+    dtype: torch.dtype
+    """Of what is written."""
+    trained: bool
+    num_states: int
+    has_rows: bool
+    aligned: bool
+    """Whole blocks, and 16 bytes at a time."""
+
+    @classmethod
+    def of(cls, piece: Piece) -> Self:
+        memory = _memory(piece)
+        aligned = piece.theta.numel() % BLOCK == 0 and all(values.data_ptr() % 16 == 0 for values in memory)
+        return cls(memory[1].dtype, piece.trained, len(piece.state), piece.rows is not None, aligned)
+
+
+class _Group:
+    """Pieces of one kind: the table that describes them on the device, and the runs that they are cut into."""
+
+    def __init__(self, kind: _Kind, pieces: Sequence[Piece], device: torch.device) -> None:
+        self._kind, self._gauss = kind, _gauss(device)
+        self._memory = [_memory(piece) for piece in pieces]  # it lives as long as its addresses are in the table
+        fields = [_fields(piece) for piece in pieces]
+        num_tiles = [triton.cdiv(int(values[FIELDS.index("size")]), BLOCK * TILE) for values in fields]
+        runs = [(number, tile) for number, tiles in enumerate(num_tiles) for tile in range(0, tiles, RUN)]
+        self._num_runs = len(runs)
+        self._table = _on(device, np.array(fields, np.uint64)), _on(device, np.array(runs, np.int64))
+
+    def perturb(self, noisy: Perturbation | None, total: torch.Tensor) -> None:
+        noisy = noisy if self._kind.trained else None
+        member, kind = noisy or Perturbation(0, 0.0), self._kind.dtype
+        perturb_kernel[self._grid()](
+            *(*self._table, total, self._gauss, self._num_runs),
+            *(member.seed, member.scale, member.subspace, member.partition_seed),
+            *(noisy is not None, member.num_subspaces, _KINDS[kind], *self._shape(kind.itemsize)),
             **EXACT,
         )
 
+    def update(self, versions: _Versions, digests: torch.Tensor, squares: torch.Tensor) -> None:
+        """`digests` [2, V] and `squares` [V, PROGRAMS] are added to."""
+        if self._kind.trained:
+            update_kernel[self._grid()](
+                *(*self._table, digests[0], digests[1], squares, self._gauss, *versions.tensors),
+                *(self._num_runs, len(versions), PROGRAMS),
+                *(self._kind.num_states, versions.num_subspaces, *self._shape()),
+                **EXACT,
+            )
 
-# --- arguments of a launch ------------------------------------------------------------------------------------------
+    def digest(self, total: torch.Tensor) -> None:
+        digest_kernel[self._grid()](*self._table, total, self._num_runs, *self._shape(), **EXACT)
+
+    def _grid(self) -> tuple[int]:
+        return (max(1, min(PROGRAMS, self._num_runs)),)
+
+    def _shape(self, itemsize: int = 4) -> tuple[bool, bool, int, int, int]:
+        """ROWS, ALIGNED, W (16 bytes of items), B and RUN."""
+        return self._kind.has_rows, self._kind.aligned, 16 // itemsize, TILE, RUN
+
+
+def _memory(piece: Piece) -> list[torch.Tensor]:
+    """theta, out, and the state; theta where there is no out."""
+    return [piece.theta, piece.theta if piece.out is None else piece.out, *(kept.values for kept in piece.state)]
+
+
+def _fields(piece: Piece) -> list[int]:
+    """A row of the table: see FIELDS."""
+    addresses = [values.data_ptr() for values in _memory(piece)]
+    idents = [piece.ident, *(kept.ident for kept in piece.state)]
+    width, stride, pitch = (length // BLOCK for length in piece.rows or (BLOCK, BLOCK, BLOCK))
+    count = _count(piece.theta, piece.rows)
+    where = [count, piece.start // BLOCK, width, stride, pitch, -(-(2**63) // width), int(piece.counts)]
+    return [*(*addresses, 0, 0)[:4], *(*idents, 0, 0)[:3], *where]
 
 
 def _count(theta: torch.Tensor, rows: Rows | None) -> int:
@@ -189,25 +281,11 @@ def _count(theta: torch.Tensor, rows: Rows | None) -> int:
     return full * rows.width + min(rest, rows.width)
 
 
-def _grid(count: int) -> tuple[int]:
-    return (max(1, min(PROGRAMS, triton.cdiv(count, BLOCK * TILE))),)
-
-
-def _where(theta: torch.Tensor, start: int, rows: Rows | None) -> tuple[int, ...]:
-    """size, first, width, stride, pitch, reciprocal. The reciprocal gives the row of a block by one multiplication."""
-    width, stride, pitch = (length // BLOCK for length in rows or (BLOCK, BLOCK, BLOCK))
-    return _count(theta, rows), start // BLOCK, width, stride, pitch, -(-(2**63) // width)
-
-
-def _shape(theta: torch.Tensor, rows: Rows | None, itemsize: int = 4) -> tuple[bool, bool, int, int]:
-    """ROWS, ALIGNED (whole blocks only), W (16 bytes of items) and B."""
-    return rows is not None, theta.numel() % BLOCK == 0, 16 // itemsize, TILE
-
-
 def _on(device: torch.device, array: Any) -> torch.Tensor:
     """At least one element, as a kernel wants an address; uint64 as the int64 of the same bits."""
     array = array.reshape(-1) if array.size else np.zeros(1, array.dtype)
-    return torch.from_numpy(array.view(np.int64) if array.dtype == np.uint64 else array).to(device)
+    values = torch.from_numpy(array.view(np.int64) if array.dtype == np.uint64 else array)
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 @cache

@@ -1,13 +1,20 @@
-"""The device side of cuda.py, in Triton: one streaming pass over a run of blocks, or over rows of them.
+"""The device side of cuda.py, in Triton: one streaming pass over many pieces of theta.
 
 Invariant: nothing is fused or approximated at the options that cuda.py launches with, and nothing is added in an order
-that chance decides: digests are sums of integers, and every program owns its cell of the sum of squares.
+that chance decides: digests are sums of integers, and every program owns its cell of the sum of squares. No value of an
+argument makes another variant of a kernel: what runs is what was tested, and nothing is compiled once a run goes on.
+
+A launch is over runs of up to RUN tiles, whose pieces a table on the device describes, a row of FIELDS each.
 
 A tile is B blocks, one per thread, so that the eight values of a Philox call stay in the thread that makes them. Its
 8 * B elements are in the order (part of the block, block, element of the part); a part is the W elements that a thread
 moves at once, 16 bytes: 4 of fp32, or all 8 where the output has 16 bits. Sizes and places are counted in 64 bits, also
 in the interpreter, which goes by the value of an argument.
 """
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -18,6 +25,18 @@ from hpc_es.noise.reference import DIGEST_TENSOR as _TENSOR_FACTOR
 from hpc_es.noise.reference import PARTITION_DOMAIN as _PARTITION
 
 _EIGHT = tl.constexpr(BLOCK)
+FIELDS = (
+    *("theta", "out", "m", "v"),
+    *("ident", "ident_m", "ident_v"),
+    *("size", "first", "width", "stride", "pitch", "reciprocal", "counts"),
+)
+"""Of a piece, 64 bits each. Addresses; ids of tensors; values, the first block in the tensor, the rows in blocks and
+ceil(2^63 / width), and whether it counts in sums."""
+
+_NUM_FIELDS = tl.constexpr(len(FIELDS))
+_THETA, _OUT, _M, _V, _IDENT, _IDENT_M, _IDENT_V, _SIZE, _FIRST, _WIDTH, _STRIDE, _PITCH, _RECIPROCAL, _COUNTS = map(
+    tl.constexpr, range(len(FIELDS))
+)
 _INDEX, _TENSOR, _DOMAIN = tl.constexpr(_INDEX_FACTOR), tl.constexpr(_TENSOR_FACTOR), tl.constexpr(_PARTITION)
 
 
@@ -88,25 +107,50 @@ def _elements(block, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyp
 
 
 @triton.jit
-def _places(  # type: ignore[no-untyped-def]
-    tile, first, width, stride, pitch, reciprocal, ROWS: tl.constexpr, W: tl.constexpr, B: tl.constexpr
-):
+def _places(piece, tile, ROWS: tl.constexpr, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
     """Of a tile: its blocks of the tensor [B]; where its elements are in theta, and among the values [8 * B]."""
     value = tile * B + tl.arange(0, B).to(tl.int64)
-    in_theta, in_tensor = value, first + value
+    in_theta, in_tensor = value, tl.load(piece + _FIRST) + value
     if ROWS:
-        row = tl.umulhi((2 * value).to(tl.uint64), reciprocal.to(tl.uint64)).to(tl.int64)  # value // width
-        in_theta += row * (pitch - width)
-        in_tensor += row * (stride - width)
+        width, reciprocal = tl.load(piece + _WIDTH), _unsigned(piece, _RECIPROCAL)
+        row = tl.umulhi((2 * value).to(tl.uint64), reciprocal).to(tl.int64)  # value // width
+        in_theta += row * (tl.load(piece + _PITCH) - width)
+        in_tensor += row * (tl.load(piece + _STRIDE) - width)
     return in_tensor.to(tl.uint64), _elements(in_theta, W, B), _elements(value, W, B)
 
 
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
 @triton.jit
-def _size_of(size, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The compiler learns that a mask never falls within 16 bytes."""
-    if ALIGNED:
+def _run(pieces, runs, run, ALIGNED: tl.constexpr, B: tl.constexpr, RUN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The fields of a run's piece, its number of values, and the run's first tile and the one behind its last."""
+    piece, begin = pieces + tl.load(runs + 2 * run) * _NUM_FIELDS, tl.load(runs + 2 * run + 1)
+    size = tl.load(piece + _SIZE)
+    if ALIGNED:  # the compiler learns that a mask never falls within 16 bytes
         size = size // _EIGHT * _EIGHT
-    return size.to(tl.int64)
+    return piece, size, begin, tl.minimum(begin + RUN, tl.cdiv(size, _EIGHT * B))
+
+
+@triton.jit
+def _unsigned(piece, FIELD: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(piece + FIELD).to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+def _counts(piece):  # type: ignore[no-untyped-def]
+    return tl.load(piece + _COUNTS) != 0
+
+
+@triton.jit
+def _memory(piece, FIELD: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexpr):  # type: ignore[no-untyped-def]
+    address = tl.load(piece + FIELD).to(tl.pointer_type(TYPE))
+    if ALIGNED:
+        address = tl.multiple_of(address, 16)
+    return address
+
+
+# --- digests, casts ---------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -115,18 +159,24 @@ def _bits(values, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _digest_of(plain, weighted, ident, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Share of reference.digest, from the bits and the bits times block, each summed place by place of a tile: for
-    element i = 8 * block + j the factor 2 * i + 1 is 16 * block + (2 * j + 1)."""
-    odd = (2 * _lane(W, B) + 1).to(tl.uint64)
-    return tl.sum(plain * (odd * _INDEX + 2 * ident * _TENSOR) + weighted * (2 * _EIGHT) * _INDEX, 0)
+def _weight(block, ident, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What the elements of a block have in common in their factors of reference.digest; see _digest_of."""
+    return _spread(block * (2 * _EIGHT) * _INDEX + 2 * ident * _TENSOR, W, B)
 
 
 @triton.jit
-def _share_of(values, block, inside, ident, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _digest_of(plain, weighted, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Share of reference.digest, from the bits and the bits times _weight, each summed place by place of a tile: for
+    element i = 8 * block + j the factor 2 * i + 1 is 16 * block + (2 * j + 1)."""
+    odd = (2 * _lane(W, B) + 1).to(tl.uint64)
+    return tl.sum(plain * (odd * _INDEX) + weighted, 0)
+
+
+@triton.jit
+def _share_of(values, block, counted, ident, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
     """A single tile's share."""
-    bits = _bits(values, inside)
-    return _digest_of(bits, bits * _spread(block, W, B), ident, W, B)
+    bits = _bits(values, counted)
+    return _digest_of(bits, bits * _weight(block, ident, W, B), W, B)
 
 
 @triton.jit
@@ -148,110 +198,118 @@ def _rounded(values, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.where(is_nan, quiet, rounded).to(tl.uint16)
 
 
-# --- kernels: whole tensors, runs of their blocks, or rows ------------------------------------------------------------
-# size: values. first: block of the tensor. width, stride, pitch: of rows, in blocks; reciprocal = ceil(2^63 / width).
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+def _kernel(function: Callable[..., Any]) -> Any:
+    """Triton would compile another variant for a 1, for multiples of 16, and for addresses that are."""
+    plain = [name for name, kind in signature(function).parameters.items() if kind.annotation is not tl.constexpr]
+    return triton.jit(do_not_specialize=plain)(function)
+
+
+@_kernel
 def perturb_kernel(  # type: ignore[no-untyped-def]
-    theta, out, digest, gauss, size: tl.int64, first: tl.int64, width: tl.int64, stride: tl.int64, pitch: tl.int64,
-    reciprocal: tl.uint64, ident: tl.uint64, seed: tl.uint64, scale: tl.float32, subspace: tl.int32,
+    pieces, runs, digest, gauss, num_runs: tl.int32, seed: tl.uint64, scale: tl.float32, subspace: tl.int32,
     partition_seed: tl.uint64, NOISY: tl.constexpr, NUM: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr,
-    ALIGNED: tl.constexpr, W: tl.constexpr, B: tl.constexpr,
+    ALIGNED: tl.constexpr, W: tl.constexpr, B: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    size, ident = _size_of(size, ALIGNED), ident.to(tl.uint64)
     plain, weighted = tl.zeros([_EIGHT * B], tl.uint64), tl.zeros([_EIGHT * B], tl.uint64)
-    for tile in range(tl.program_id(0).to(tl.int64), tl.cdiv(size, _EIGHT * B), tl.num_programs(0)):
-        block, at, value = _places(tile, first, width, stride, pitch, reciprocal, ROWS, W, B)
-        inside = value < size
-        values = tl.load(theta + at, mask=inside, other=0.0, eviction_policy="evict_first")
-        bits = _bits(values, inside)
-        plain += bits
-        weighted += bits * _spread(block, W, B)
-        if NOISY:
-            noisy = values + scale * _noise_of(block, seed, ident, gauss, W, B)
-            if NUM > 1:
-                mine = _spread(_owners(block, partition_seed, ident, NUM) == subspace, W, B)
-                noisy = tl.where(mine, noisy, values)
-            values = noisy
-        if KIND == "fp32":
-            tl.store(out + value, values, mask=inside)
-        else:
-            tl.store(out + value, _rounded(values, KIND), mask=inside)
-    _add_digest(digest, _digest_of(plain, weighted, ident, W, B))
-
-
-@triton.jit
-def update_kernel(  # type: ignore[no-untyped-def]
-    theta, m, v, digests, squares, gauss, bounds, seeds, coefficients, subspaces, partition_seeds, steps,
-    size: tl.int64, first: tl.int64, width: tl.int64, stride: tl.int64, pitch: tl.int64, reciprocal: tl.uint64,
-    ident: tl.uint64, ident_m: tl.uint64, ident_v: tl.uint64, num_versions: tl.int32, num_cells: tl.int32,
-    STATES: tl.constexpr, NUM: tl.constexpr, ROWS: tl.constexpr, ALIGNED: tl.constexpr, W: tl.constexpr,
-    B: tl.constexpr,
-):  # fmt: skip
-    size, ident = _size_of(size, ALIGNED), ident.to(tl.uint64)
-    ident_m, ident_v = ident_m.to(tl.uint64), ident_v.to(tl.uint64)
-    for tile in range(tl.program_id(0).to(tl.int64), tl.cdiv(size, _EIGHT * B), tl.num_programs(0)):
-        block, at, value = _places(tile, first, width, stride, pitch, reciprocal, ROWS, W, B)
-        inside = value < size
-        now = tl.load(theta + at, mask=inside, other=0.0)
-        mean, square = now * 0, now * 0
-        if STATES > 0:
-            mean = tl.load(m + at, mask=inside, other=0.0)
-        if STATES > 1:
-            square = tl.load(v + at, mask=inside, other=0.0)
-        for version in range(num_versions):
-            begin, end = tl.load(bounds + version), tl.load(bounds + version + 1)
-            total, hit = tl.zeros([_EIGHT * B], tl.float32), tl.zeros([_EIGHT * B], tl.int1)
-            if NUM == 1:
-                hit = hit | (begin < end)
-            for i in range(begin, end):
-                seed, coefficient = tl.load(seeds + i).to(tl.uint64, bitcast=True), tl.load(coefficients + i)
-                added = total + coefficient * _noise_of(block, seed, ident, gauss, W, B)
+    for run in range(tl.program_id(0), num_runs, tl.num_programs(0)):
+        piece, size, begin, end = _run(pieces, runs, run, ALIGNED, B, RUN)
+        theta, ident, counts = _memory(piece, _THETA, tl.float32, ALIGNED), _unsigned(piece, _IDENT), _counts(piece)
+        for tile in range(begin, end):
+            block, at, value = _places(piece, tile, ROWS, W, B)
+            inside = value < size
+            values = tl.load(theta + at, mask=inside, other=0.0, eviction_policy="evict_first")
+            bits = _bits(values, inside & counts)
+            plain += bits
+            weighted += bits * _weight(block, ident, W, B)
+            if NOISY:
+                noisy = values + scale * _noise_of(block, seed, ident, gauss, W, B)
                 if NUM > 1:
-                    partition = tl.load(partition_seeds + i).to(tl.uint64, bitcast=True)
-                    mine = _spread(_owners(block, partition, ident, NUM) == tl.load(subspaces + i), W, B)
-                    added, hit = tl.where(mine, added, total), hit | mine
-                total = added
-            change = total
-            if STATES > 0:
-                step = steps + 6 * version
-                mean = tl.where(hit, tl.load(step + 1) * mean + tl.load(step + 2) * total, mean)
-                change = tl.load(step) * mean
-            if STATES > 1:
-                moved = tl.load(step + 3) * square + tl.load(step + 4) * (total * total)
-                square = tl.where(hit, moved, square)
-                change = tl.div_rn(change, tl.sqrt_rn(square) + tl.load(step + 5))
-            after = tl.where(hit, now + change, now)
-            difference = tl.where(inside, after.to(tl.float64) - now.to(tl.float64), 0.0)
-            now = after
-            share = _share_of(now, block, inside, ident, W, B)
-            if STATES > 0:
-                share += _share_of(mean, block, inside, ident_m, W, B)
-            if STATES > 1:
-                share += _share_of(square, block, inside, ident_v, W, B)
-            _add_digest(digests + version, share)
-            cell = squares + version * num_cells + tl.program_id(0)
-            tl.store(cell, tl.load(cell) + tl.sum(difference * difference, 0))
-        tl.store(theta + at, now, mask=inside)
-        if STATES > 0:
-            tl.store(m + at, mean, mask=inside)
-        if STATES > 1:
-            tl.store(v + at, square, mask=inside)
+                    mine = _spread(_owners(block, partition_seed, ident, NUM) == subspace, W, B)
+                    noisy = tl.where(mine, noisy, values)
+                values = noisy
+            if KIND == "fp32":
+                tl.store(_memory(piece, _OUT, tl.float32, ALIGNED) + value, values, mask=inside)
+            else:
+                tl.store(_memory(piece, _OUT, tl.uint16, ALIGNED) + value, _rounded(values, KIND), mask=inside)
+    _add_digest(digest, _digest_of(plain, weighted, W, B))
 
 
-@triton.jit
-def digest_kernel(  # type: ignore[no-untyped-def]
-    theta, digest, size: tl.int64, first: tl.int64, width: tl.int64, stride: tl.int64, pitch: tl.int64,
-    reciprocal: tl.uint64, ident: tl.uint64, ROWS: tl.constexpr, ALIGNED: tl.constexpr, W: tl.constexpr,
-    B: tl.constexpr,
+@_kernel
+def update_kernel(  # type: ignore[no-untyped-def]
+    pieces, runs, digests, digests_of_state, squares, gauss, bounds, seeds, coefficients, subspaces, partition_seeds,
+    steps, num_runs: tl.int32, num_versions: tl.int32, num_cells: tl.int32, STATES: tl.constexpr, NUM: tl.constexpr,
+    ROWS: tl.constexpr, ALIGNED: tl.constexpr, W: tl.constexpr, B: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    size, ident = _size_of(size, ALIGNED), ident.to(tl.uint64)
+    for run in range(tl.program_id(0), num_runs, tl.num_programs(0)):
+        piece, size, begin, end = _run(pieces, runs, run, ALIGNED, B, RUN)
+        theta, ident, counts = _memory(piece, _THETA, tl.float32, ALIGNED), _unsigned(piece, _IDENT), _counts(piece)
+        m, v = _memory(piece, _M, tl.float32, ALIGNED), _memory(piece, _V, tl.float32, ALIGNED)
+        for tile in range(begin, end):
+            block, at, value = _places(piece, tile, ROWS, W, B)
+            inside = value < size
+            counted = inside & counts
+            now = tl.load(theta + at, mask=inside, other=0.0)
+            mean, square = now * 0, now * 0
+            if STATES > 0:
+                mean = tl.load(m + at, mask=inside, other=0.0)
+            if STATES > 1:
+                square = tl.load(v + at, mask=inside, other=0.0)
+            for version in range(num_versions):
+                first, behind = tl.load(bounds + version), tl.load(bounds + version + 1)
+                total, hit = tl.zeros([_EIGHT * B], tl.float32), tl.zeros([_EIGHT * B], tl.int1)
+                if NUM == 1:
+                    hit = hit | (first < behind)
+                for i in range(first, behind):
+                    seed, coefficient = tl.load(seeds + i).to(tl.uint64, bitcast=True), tl.load(coefficients + i)
+                    added = total + coefficient * _noise_of(block, seed, ident, gauss, W, B)
+                    if NUM > 1:
+                        partition = tl.load(partition_seeds + i).to(tl.uint64, bitcast=True)
+                        mine = _spread(_owners(block, partition, ident, NUM) == tl.load(subspaces + i), W, B)
+                        added, hit = tl.where(mine, added, total), hit | mine
+                    total = added
+                change = total
+                if STATES > 0:
+                    step = steps + 6 * version
+                    mean = tl.where(hit, tl.load(step + 1) * mean + tl.load(step + 2) * total, mean)
+                    change = tl.load(step) * mean
+                if STATES > 1:
+                    moved = tl.load(step + 3) * square + tl.load(step + 4) * (total * total)
+                    square = tl.where(hit, moved, square)
+                    change = tl.div_rn(change, tl.sqrt_rn(square) + tl.load(step + 5))
+                after = tl.where(hit, now + change, now)
+                difference = tl.where(counted, after.to(tl.float64) - now.to(tl.float64), 0.0)
+                now = after
+                _add_digest(digests + version, _share_of(now, block, counted, ident, W, B))
+                if STATES > 0:
+                    share = _share_of(mean, block, counted, _unsigned(piece, _IDENT_M), W, B)
+                    if STATES > 1:
+                        share += _share_of(square, block, counted, _unsigned(piece, _IDENT_V), W, B)
+                    _add_digest(digests_of_state + version, share)
+                cell = squares + version * num_cells + tl.program_id(0)
+                tl.store(cell, tl.load(cell) + tl.sum(difference * difference, 0))
+            tl.store(theta + at, now, mask=inside)
+            if STATES > 0:
+                tl.store(m + at, mean, mask=inside)
+            if STATES > 1:
+                tl.store(v + at, square, mask=inside)
+
+
+@_kernel
+def digest_kernel(  # type: ignore[no-untyped-def]
+    pieces, runs, digest, num_runs: tl.int32, ROWS: tl.constexpr, ALIGNED: tl.constexpr, W: tl.constexpr,
+    B: tl.constexpr, RUN: tl.constexpr,
+):  # fmt: skip
     plain, weighted = tl.zeros([_EIGHT * B], tl.uint64), tl.zeros([_EIGHT * B], tl.uint64)
-    for tile in range(tl.program_id(0).to(tl.int64), tl.cdiv(size, _EIGHT * B), tl.num_programs(0)):
-        block, at, value = _places(tile, first, width, stride, pitch, reciprocal, ROWS, W, B)
-        inside = value < size
-        bits = _bits(tl.load(theta + at, mask=inside, other=0.0), inside)
-        plain += bits
-        weighted += bits * _spread(block, W, B)
-    _add_digest(digest, _digest_of(plain, weighted, ident, W, B))
+    for run in range(tl.program_id(0), num_runs, tl.num_programs(0)):
+        piece, size, begin, end = _run(pieces, runs, run, ALIGNED, B, RUN)
+        theta, ident, counts = _memory(piece, _THETA, tl.float32, ALIGNED), _unsigned(piece, _IDENT), _counts(piece)
+        for tile in range(begin, end):
+            block, at, value = _places(piece, tile, ROWS, W, B)
+            inside = value < size
+            bits = _bits(tl.load(theta + at, mask=inside, other=0.0), inside & counts)
+            plain += bits
+            weighted += bits * _weight(block, ident, W, B)
+    _add_digest(digest, _digest_of(plain, weighted, W, B))
