@@ -90,15 +90,15 @@ def pid_of(line: str) -> int:
 def test_a_worker_that_is_killed_comes_back_with_theta_by_broadcast(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     template = PACED.replace("backend: none", "backend: gloo, join: broadcast, collective_timeout: 3")
-    template = template.replace("num_updates: 4", "num_updates: 6").replace("checkpoint: {every: 2}", "")
+    template = template.replace("num_updates: 4", "num_updates: 7").replace("checkpoint: {every: 2}", "")
     run = bench.start("run", bench.config("joined", template=template))
     root = tmp_path / "joined"
-    wait_until(lambda: version_of(root) >= 2)
+    wait_until(lambda: version_of(root) >= 3)
     (victim,) = [line for line in processes_of(root) if " worker " in line and "local-1" in line]
     os.kill(pid_of(victim), signal.SIGKILL)
     output, _ = run.communicate(timeout=200)
     assert run.returncode == 0, output
-    assert sorted(digests(root)) == list(range(1, 7))
+    assert sorted(digests(root)) == list(range(1, 8))
     notes = [record.what for record in records_of(root) if isinstance(record, journal.Noted)]
     (sent,) = [note for note in notes if note.startswith("sent theta_")]
     assert not [note for note in notes if "did not come" in note or "quarantined" in note]

@@ -8,7 +8,7 @@ from hpc_es.es.records import Commit, EvalId
 from hpc_es.head.crew import Crew
 from hpc_es.head.events import Received, Tick, TransferEnded, TransferReady, Updated
 from hpc_es.head.instructions import Broadcast, Instruction, OpenGroup, Send, Transfer, Update
-from hpc_es.head.plane import NCCL_TRIES, Plane
+from hpc_es.head.plane import NCCL_TRIES, SOON_APPLIED, Plane
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 from hpc_es.transport.backends import Offer
@@ -103,6 +103,7 @@ def test_joiners_share_a_transfer_and_get_no_work_until_it_has_ended() -> None:
     "case",
     [
         {"version": 4},
+        {"version": 4 - SOON_APPLIED},
         {"holding": EvalId(3, 0)},
         {"offer": Offer("none")},
         {"settings": {"join": "checkpoint"}},
@@ -136,10 +137,10 @@ def test_a_worker_whose_theta_came_damaged_leaves_an_event() -> None:
 
 @pytest.fixture
 def stage() -> Stage:
-    """A run at version 1, whose digest is known, with two workers."""
-    stage = Stage(make_config(transport=BROADCAST, eval={"num_tasks": 0}))
+    """A run at version 3, whose digest is known, with a worker."""
+    stage = Stage(make_config(run={"num_updates": 5}, transport=BROADCAST, eval={"num_tasks": 0}))
     stage.add_worker("old")
-    while stage.core.ledger.version < 1 or 1 not in stage.core.ledger.digests:
+    while stage.core.ledger.version < 3 or 3 not in stage.core.ledger.digests:
         stage.move(stage.moves()[0])
     return stage
 
@@ -156,22 +157,22 @@ def test_commits_go_out_during_a_transfer_and_the_arena_updates_after_it(stage: 
     assert stage.core.crew.workers["new"].state == "joining"
     tell(Tick())
     assert kinds(done)[-1] is Transfer
-    tell(TransferReady({"new": messages.OpenTransfer(1, 0, "gloo", "h", 1, 1, 0, 10, 10)}))
-    while stage.core.ledger.version < 2:  # the arena's thread is busy, so no arena job is done
+    tell(TransferReady({"new": messages.OpenTransfer(1, 0, "gloo", "h", 1, 3, 0, 10, 10)}))
+    while stage.core.ledger.version < 4:  # the arena's thread is busy, so no arena job is done
         stage.move(next(move for move in stage.moves() if move != "arena"))
     assert isinstance(stage.arena_jobs[-1] if stage.arena_jobs else None, Update | OpenGroup)
     assert stage.core.crew.workers["new"].state == "joining"
     tell(TransferEnded(("new",), 10, 0.1))
     assert stage.core.crew.workers["new"].state == "ready"
-    assert any(isinstance(r, journal.Noted) and "sent theta_1 to new" in r.what for r in stage.records)
+    assert any(isinstance(r, journal.Noted) and "sent theta_3 to new" in r.what for r in stage.records)
 
 
 def test_no_transfer_begins_before_the_arena_has_come_to_the_version(stage: Stage) -> None:
-    stage.core.ledger.digests.pop(1)
+    stage.core.ledger.digests.pop(3)
     stage.handle(Received(messages.Hello("new", "new", "h", 1, stage.core.ledger.digests[0], {}, collective="gloo")))
     assert not any(isinstance(i, Transfer) for i in stage.core.handle(Tick(), stage.now))
-    (transfer,) = [i for i in stage.core.handle(Updated(1, 77, 0.0, 0.0), stage.now) if isinstance(i, Transfer)]
-    assert (transfer.version, transfer.digest) == (1, 77)
+    (transfer,) = [i for i in stage.core.handle(Updated(3, 77, 0.0, 0.0), stage.now) if isinstance(i, Transfer)]
+    assert (transfer.version, transfer.digest) == (3, 77)
 
 
 def kinds(instructions: list[Instruction]) -> list[type]:

@@ -2,7 +2,7 @@
 
 Pure, like the core. Invariants: at most one epoch change per commit, joins and losses batched; a commit is announced
 to every worker, with the record to those who are in no epoch; one transfer at a time, of theta as the arena has it when
-its thread comes to it, and only to workers that hold nothing.
+its thread comes to it, and only to workers that hold nothing and have missed more than they would soon catch up with.
 """
 
 import hashlib
@@ -18,6 +18,9 @@ from hpc_es.transport.backends import Backend, Offer, choose_backend
 
 NCCL_TRIES = 2
 """NCCL groups in a row that did not come up, before Gloo takes over."""
+SOON_APPLIED = 2
+"""Missed commits that are no reason to move theta: every worker spends as long at a commit anyway, and the head's arena
+need not stand still. So those who wait while the head restarts go on as they are."""
 
 
 @dataclass
@@ -116,7 +119,8 @@ class Plane:
     def welcome(self, worker: Worker, hello: messages.Hello, version: int) -> None:
         """Note that a worker is to be sent theta_version or later, and gets no work until then."""
         able = self.config.join == "broadcast" and "none" not in (self.offer.backend, worker.offer.backend)
-        if able and worker.state == "ready" and hello.holding is None and hello.version < version:
+        pays = version - hello.version > SOON_APPLIED
+        if able and pays and worker.state == "ready" and hello.holding is None:
             self.crew.mark(worker, "joining")
 
     def open_transfer(self, version: int, digest: int) -> list[Instruction]:
