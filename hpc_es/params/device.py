@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import distributed
@@ -18,6 +19,7 @@ from hpc_es.errors import EngineError
 from hpc_es.es import optimiser as optimisers
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import BLOCK, Rows, State, Trace, Update, cuda
+from hpc_es.noise.cuda import Piece, Pieces
 from hpc_es.params.arena import Arena, perturbation_of
 from hpc_es.params.base import Base, Target
 from hpc_es.params.pinned import pin
@@ -103,24 +105,16 @@ def extra_memory(device: torch.device) -> Iterator[Extra]:
     extra.peak = torch.cuda.max_memory_allocated(device) - before
 
 
-@dataclass(frozen=True)
-class _Copy:
+class _Copy(NamedTuple):
     """A region on the device, one row beside the other."""
 
     region: Region
-    ident: int
-    trained: bool
-    live: torch.Tensor
-    theta: torch.Tensor
-    state: tuple[State, ...]
-
-    @property
-    def rows(self) -> Rows | None:
-        return Rows(self.region.width, self.region.stride, self.region.width) if self.region.rows > 1 else None
+    planes: list[torch.Tensor]
+    """theta, and the optimiser's state."""
 
 
 class DeviceBase:
-    """A base (params/base.py): a member is one kernel per region, from device memory to device memory."""
+    """A base (params/base.py): a member is a few kernels, from device memory to device memory."""
 
     def __init__(
         self,
@@ -144,24 +138,27 @@ class DeviceBase:
             begin += _padded(size)
             return memory[begin - _padded(size) :][:size]
 
-        self._copies = []
+        self._copies, theta, state = list[_Copy](), list[Piece](), list[Piece]()
         for region, live in targets:
             source = held[region.name]
-            theta, *state = [take(region.size) for _ in source.planes]
-            kept = tuple(State(values, k.ident) for values, k in zip(state, source.state, strict=True))
-            self._copies.append(_Copy(region, source.ident, source.trained, live, theta, kept))
+            planes = [take(region.size) for _ in source.planes]
+            kept = [State(values, k.ident) for values, k in zip(planes[1:], source.state, strict=True)]
+            rows = Rows(region.width, region.stride, region.width) if region.rows > 1 else None
+            trained, counts = source.trained, region.counts
+            theta.append(Piece(planes[0], source.ident, region.start, rows, live, kept, trained, counts))
+            state += [Piece(*each, region.start, rows, counts=counts) for each in kept]
+            self._copies.append(_Copy(region, planes))
+        self._theta, self._state = Pieces(theta, device), Pieces(state, device)
+        self._untrained = Pieces([piece for piece in theta if not piece.trained], device)
         self._whole = Whole()
         self._load(ring or Ring(device))
 
     def write(self, member: Member | None) -> int:
         """See Base.write."""
         self._whole.check()
-        noisy, total, elsewhere = perturbation_of(member), cuda.zero(self._device), cuda.zero(self._device)
-        for copy in self._copies:
-            reached, sums = noisy if copy.trained else None, total if copy.region.counts else elsewhere
-            start, rows = copy.region.start, copy.rows
-            cuda.perturb(copy.theta, copy.live, copy.ident, reached, start=start, rows=rows, total=sums)
-        return (int(total) + self._state) % 2**64
+        total = cuda.zero(self._device)
+        self._theta.perturb(perturbation_of(member), total)
+        return (int(total) + self._digest_of_state) % 2**64
 
     def apply(self, commits: Sequence[Commit]) -> UpdateReport:
         """See Base.apply."""
@@ -169,12 +166,12 @@ class DeviceBase:
         self._whole.check()
         updates = self.arena.updates(commits)
         if not updates:
-            return UpdateReport((self._digest(),), (), time.monotonic() - begin)
+            digest = (self._digest(self._theta) + self._digest_of_state) % 2**64
+            return UpdateReport((digest,), (), time.monotonic() - begin)
         with self._whole.update():
             trace = in_passes(updates, self._pass)
-            self._state = self._state_digest()
         self.arena.version += len(updates)
-        digests = tuple((self._untrained + digest) % 2**64 for digest in trace.digests)
+        digests = tuple((self._digest_of_untrained + digest) % 2**64 for digest in trace.digests)
         return UpdateReport(digests, tuple(trace.squares), time.monotonic() - begin)
 
     def reload(self) -> None:
@@ -183,41 +180,29 @@ class DeviceBase:
 
     def _pass(self, updates: Sequence[Update]) -> Trace:
         plan = cuda.Plan.of(updates, self._device)
-        for copy in self._copies:
-            if copy.trained:
-                start, counts = copy.region.start, copy.region.counts
-                plan.apply(copy.theta, copy.ident, start=start, state=copy.state, rows=copy.rows, counts=counts)
-        return plan.trace()
+        plan.run(self._theta)
+        trace = plan.trace()
+        self._digest_of_state = plan.digest_of_state
+        return trace
 
     def _load(self, ring: Ring) -> None:
         """theta and state := the arena's."""
         held, slots = held_by(self.arena), ring.slots()
         with self._whole.update(), self._streams as lanes:
             for copy in self._copies:
-                kept = [copy.theta, *(kept.values for kept in copy.state)]
-                for plane, target in zip(held[copy.region.name].planes, kept, strict=True):
+                for plane, target in zip(held[copy.region.name].planes, copy.planes, strict=True):
                     for part, at in ring.cut(copy.region):
                         source, slot, to = plane[part.start : part.end], next(slots), target[at : at + part.size]
                         staged = slot.buffer[: source.numel()]
                         copied = lanes.submit("in", partial(staged.copy_, source, non_blocking=True), slot.free)
                         slot.free = [lanes.submit("compute", partial(_gather, staged, part, to), [copied])]
-        self._untrained = sum(self._theta_digest(c) for c in self._copies if not c.trained and c.region.counts)
-        self._state = self._state_digest()
+        self._digest_of_untrained, self._digest_of_state = self._digest(self._untrained), self._digest(self._state)
 
-    def _digest(self) -> int:
-        theta = sum(self._theta_digest(copy) for copy in self._copies if copy.region.counts)
-        return (theta + self._state) % 2**64
-
-    def _theta_digest(self, copy: _Copy) -> int:
-        return cuda.digest(copy.theta, copy.ident, start=copy.region.start, rows=copy.rows)
-
-    def _state_digest(self) -> int:
-        return sum(
-            cuda.digest(kept.values, kept.ident, start=copy.region.start, rows=copy.rows)
-            for copy in self._copies
-            if copy.region.counts
-            for kept in copy.state
-        )
+    def _digest(self, pieces: Pieces) -> int:
+        """Waits for the device."""
+        total = cuda.zero(self._device)
+        pieces.digest(total)
+        return int(total)
 
 
 def _gather(staged: torch.Tensor, part: Region, to: torch.Tensor) -> None:

@@ -18,6 +18,7 @@ from hpc_es.errors import EngineError
 from hpc_es.es import optimiser as optimisers
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import BLOCK, State, Trace, Update, cuda, kernels, tensor_id, threads
+from hpc_es.noise.cuda import Piece, Pieces
 from hpc_es.params.arena import CHUNK, Arena, perturbation_of
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
@@ -110,6 +111,16 @@ class Ring:
         return region.cut(rows * region.width if region.rows > 1 and region.width <= self.size else self.size)
 
 
+class _Part(NamedTuple):
+    """What goes through a staging buffer at a time."""
+
+    held: Held
+    start: int
+    planes: list[torch.Tensor]
+    staged: list[torch.Tensor]
+    pieces: Pieces
+
+
 class Streamed:
     """Updates one rank's slice of an arena. Errors of the device come as torch raises them (RuntimeError)."""
 
@@ -130,9 +141,11 @@ class Streamed:
         self._size = self._ring.size // (1 + len(optimisers.STATE[arena.optimiser])) // BLOCK * BLOCK
         trained = [held for held in self._held.values() if held.trained]
         parts = [(held, start) for held in trained for start in range(0, held.theta.numel(), self._size)]
-        self._parts = parts[rank::num_ranks]
+        mine, slots = parts[rank::num_ranks], self._ring.slots()
+        self._parts = [self._part(held, start, next(slots).buffer) for held, start in mine]
         self._whole = Whole()
         self._rest: int | None = None
+        self._digest_of_state: int | None = None
 
     def apply(self, commits: Sequence[Commit]) -> UpdateReport:
         """As Arena.apply, of this rank's slice."""
@@ -150,20 +163,26 @@ class Streamed:
 
     def reload(self) -> None:
         """The arena was loaded anew."""
-        self._whole, self._rest = Whole(), None
+        self._whole, self._rest, self._digest_of_state = Whole(), None, None
+
+    def _part(self, held: Held, start: int, buffer: torch.Tensor) -> "_Part":
+        planes = [plane[start : start + self._size] for plane in held.planes]
+        staged = [buffer[i * self._size :][: plane.numel()] for i, plane in enumerate(planes)]
+        state = [State(values, kept.ident) for values, kept in zip(staged[1:], held.state, strict=True)]
+        return _Part(
+            held, start, planes, staged, Pieces([Piece(staged[0], held.ident, start, state=state)], self._device)
+        )
 
     def _pass(self, updates: Sequence[Update]) -> Trace:
         plan = cuda.Plan.of(updates, self._device)
         with self._streams as lanes:
-            for (held, start), slot in zip(self._parts, self._ring.slots(), strict=False):
-                planes = [plane[start : start + self._size] for plane in held.planes]
-                staged = [slot.buffer[i * self._size :][: plane.numel()] for i, plane in enumerate(planes)]
-                state = [State(values, kept.ident) for values, kept in zip(staged[1:], held.state, strict=True)]
-                copied = lanes.submit("in", partial(_copy, staged, planes), slot.free)
-                update = partial(plan.apply, staged[0], held.ident, start=start, state=state)
-                done = lanes.submit("compute", update, [copied])
-                slot.free = [lanes.submit("out", partial(_copy, planes, staged), [done])]
-        return plan.trace()
+            for part, slot in zip(self._parts, self._ring.slots(), strict=False):
+                copied = lanes.submit("in", partial(_copy, part.staged, part.planes), slot.free)
+                done = lanes.submit("compute", partial(plan.run, part.pieces), [copied])
+                slot.free = [lanes.submit("out", partial(_copy, part.planes, part.staged), [done])]
+        trace = plan.trace()
+        self._digest_of_state = plan.digest_of_state
+        return trace
 
     def _untrained(self) -> int:
         """What the tensors that no update reaches add to every digest; remembered until the arena is loaded anew."""
@@ -188,45 +207,42 @@ class StreamedBase(Streamed):
         streams: Streams | None = None,
     ) -> None:
         super().__init__(arena, device, rank, num_ranks, ring=ring, streams=streams)
+        slots = self._ring.slots()
         self._writes = [
-            (part, self._held[region.name], live[at : at + part.size])
+            self._write(part, live[at : at + part.size], next(slots).buffer)
             for region, live in targets
             for part, at in self._ring.cut(region)
         ]
-        self._state: int | None = None
 
     def write(self, member: Member | None) -> int:
         """See Base.write."""
         self._whole.check()
-        noisy, total, elsewhere = perturbation_of(member), cuda.zero(self._device), cuda.zero(self._device)
+        noisy, total = perturbation_of(member), cuda.zero(self._device)
         with self._streams as lanes:
-            for (part, held, live), slot in zip(self._writes, self._ring.slots(), strict=False):
-                theta = held.theta[part.start : part.end]
-                staged = slot.buffer[: theta.numel()]
+            for (theta, staged, pieces), slot in zip(self._writes, self._ring.slots(), strict=False):
                 copied = lanes.submit("in", partial(_copy, [staged], [theta]), slot.free)
-                reached, sums = noisy if held.trained else None, total if part.counts else elsewhere
-                place = {"start": part.start, "rows": part.noise_rows, "total": sums}
-                perturb = partial(cuda.perturb, staged, live, held.ident, reached, **place)
-                slot.free = [lanes.submit("compute", perturb, [copied])]
+                slot.free = [lanes.submit("compute", partial(pieces.perturb, noisy, total), [copied])]
         return (int(total) + self._state_digest()) % 2**64
 
-    def apply(self, commits: Sequence[Commit]) -> UpdateReport:
-        self._state = None
-        return super().apply(commits)
-
-    def reload(self) -> None:
-        super().reload()
-        self._state = None
+    def _write(
+        self, part: Region, live: torch.Tensor, buffer: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, Pieces]:
+        """Memory of the arena, where it is staged, and what is made of that."""
+        held = self._held[part.name]
+        theta = held.theta[part.start : part.end]
+        staged, rows = buffer[: theta.numel()], part.noise_rows
+        piece = Piece(staged, held.ident, part.start, rows, live, trained=held.trained, counts=part.counts)
+        return theta, staged, Pieces([piece], self._device)
 
     def _state_digest(self) -> int:
-        """This rank's share of the optimiser's state; remembered, as only an update changes it."""
-        if self._state is None:
-            self._state = digest_of(
-                (kept.values[start : start + self._size], kept.ident, start)
-                for held, start in self._parts
-                for kept in held.state
+        """This rank's share of the optimiser's state: the last update's, or summed up where there was none yet."""
+        if self._digest_of_state is None:
+            self._digest_of_state = digest_of(
+                (values, kept.ident, part.start)
+                for part in self._parts
+                for values, kept in zip(part.planes[1:], part.held.state, strict=True)
             )
-        return self._state
+        return self._digest_of_state
 
 
 def in_passes(updates: Sequence[Update], run: Callable[[Sequence[Update]], Trace]) -> Trace:
