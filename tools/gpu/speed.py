@@ -7,6 +7,7 @@ copy bandwidth, measured here. The usual way: a torch.Generator on the device, r
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,6 +34,9 @@ class Model:
         self.live = {name: torch.empty_like(values, dtype=torch.bfloat16) for name, values in self.theta.items()}
         self.idents = {name: tensor_id(name) for name in self.theta}
         self.total = cuda.zero(device)
+        self.pieces = cuda.Pieces(
+            [cuda.Piece(self.theta[name], self.idents[name], out=self.live[name]) for name in self.theta], device
+        )
         self.largest = max(self.theta, key=lambda name: self.theta[name].numel())
 
     @property
@@ -40,13 +44,16 @@ class Model:
         return sum(values.numel() for values in self.theta.values())
 
     def perturb(self, member: Perturbation | None = MEMBER) -> None:
-        for name, theta in self.theta.items():
-            cuda.perturb(theta, self.live[name], self.idents[name], member, total=self.total)
+        self.pieces.perturb(member, self.total)
 
     def update(self, versions: list[Update]) -> None:
-        plan = cuda.Plan.of(versions, self.total.device)
-        for name, theta in self.theta.items():
-            plan.apply(theta, self.idents[name])
+        cuda.Plan.of(versions, self.total.device).run(self.pieces)
+
+    def alone(self, dtype: torch.dtype) -> cuda.Pieces:
+        """The largest tensor."""
+        theta = self.theta[self.largest]
+        out = torch.empty_like(theta, dtype=dtype)
+        return cuda.Pieces([cuda.Piece(theta, self.idents[self.largest], out=out)], theta.device)
 
 
 def main() -> None:
@@ -110,19 +117,16 @@ def perturbing(findings: Findings, model: Model) -> None:
 
     of_copy("perturb, all tensors", model.size, 6, model.perturb, OF_COPY)
     launched = launching(findings, model.perturb)
-    what = f"perturb: the host's time to launch {len(model.theta)} kernels"
-    findings.measured(what, launched * 1e3, "ms", detail="where this is more than they take, it decides")
+    why = "where this is more than the kernels take, it decides"
+    findings.measured("perturb, all tensors: until the host has queued it", launched * 1e3, "ms", detail=why)
     of_copy("centre, all tensors", model.size, 6, lambda: model.perturb(None))
-    theta, ident = model.theta[model.largest], model.idents[model.largest]
-    for dtype, item in ((torch.bfloat16, 6), (torch.float16, 6), (torch.float32, 8)):
-        out = torch.empty_like(theta, dtype=dtype)
-        work = lambda out=out: cuda.perturb(theta, out, ident, MEMBER, total=model.total)  # noqa: E731
-        of_copy(f"perturb, the largest tensor, {dtype}", theta.numel(), item, work)
-    part = Perturbation(MEMBER.seed, MEMBER.scale, 1, 4, 9)
-    out = torch.empty_like(theta, dtype=torch.bfloat16)
-    work = lambda: cuda.perturb(theta, out, ident, part, total=model.total)  # noqa: E731
-    of_copy("perturb, the largest tensor, one of 4 subspaces", theta.numel(), 6, work)
-    of_copy("digest, the largest tensor", theta.numel(), 4, lambda: cuda.digest(theta, ident))
+    size, part = model.theta[model.largest].numel(), Perturbation(MEMBER.seed, MEMBER.scale, 1, 4, 9)
+    for dtype, item in ((torch.float32, 8), (torch.float16, 6), (torch.bfloat16, 6)):
+        alone = model.alone(dtype)
+        perturb = partial(alone.perturb, MEMBER, model.total)
+        of_copy(f"perturb, the largest tensor, {dtype}", size, item, perturb)
+    of_copy("perturb, the largest tensor, one of 4 subspaces", size, 6, partial(alone.perturb, part, model.total))
+    of_copy("digest, the largest tensor", size, 4, partial(alone.digest, model.total))
 
 
 def launching(findings: Findings, work: Callable[[], object]) -> float:
@@ -138,20 +142,20 @@ def launching(findings: Findings, work: Callable[[], object]) -> float:
 
 
 def updating(findings: Findings, model: Model, update: Update) -> None:
-    num_members, theta, ident = len(update.seeds), model.theta[model.largest], model.idents[model.largest]
+    num_members, size, alone = len(update.seeds), model.theta[model.largest].numel(), model.alone(torch.bfloat16)
 
-    def rate(what: str, size: int, work: Callable[[], object], goal: float | None = None) -> None:
+    def rate(what: str, count: int, work: Callable[[], object], goal: float | None = None) -> None:
         seconds = findings.seconds(work)
         unit, detail = "G element-members/s", f"{seconds * 1e3:.1f} ms"
         goal = goal and goal / 1e9
-        findings.measured(what, size * num_members / seconds / 1e9, unit, goal=goal, detail=detail)
+        findings.measured(what, count * num_members / seconds / 1e9, unit, goal=goal, detail=detail)
 
     rate("update, all tensors", model.size, lambda: model.update([update]), ELEMENT_MEMBERS)
     plan = cuda.Plan.of([update], findings.device)
-    rate("update, the largest tensor", theta.numel(), lambda: plan.apply(theta, ident))
+    rate("update, the largest tensor", size, partial(plan.run, alone))
     owners = [slot % 4 for slot in range(num_members)]
     parted = cuda.Plan.of([Update(update.seeds, update.coefficients, owners, 4, [9] * num_members)], findings.device)
-    rate("update, the largest tensor, 4 subspaces", theta.numel(), lambda: parted.apply(theta, ident))
+    rate("update, the largest tensor, 4 subspaces", size, partial(parted.run, alone))
 
 
 def usual(findings: Findings, model: Model, update: Update) -> None:

@@ -11,22 +11,24 @@ from findings import arguments, begin
 from rows import counts, row_of
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
+TWIN = TESTS / "triton_twin.py"
+APART = {"update": f"{TWIN}::test_update[0]", "momentum": f"{TWIN}::test_update[1]", "adam": f"{TWIN}::test_update[2]"}
 PARTS = {
-    "perturb": ["triton_twin.py::test_perturb"],
-    "update": ["triton_twin.py::test_update[0]"],
-    "momentum": ["triton_twin.py::test_update[1]"],
-    "adam": ["triton_twin.py::test_update[2]"],
+    **{part: [test] for part, test in APART.items()},
+    "perturb": [TWIN, "-k", "test_perturb"],
     "digest": [
-        "triton_twin.py::test_digest",
-        "triton_twin.py::test_pieces_of_a_pass_add_up_on_the_device",
-        "triton_twin.py::test_versions_with_other_numbers_of_subspaces_follow_each_other",
-        "triton_twin.py::test_a_program_goes_through_many_tiles",
+        TWIN,
+        "-k",
+        "not test_perturb",
+        *(f"--deselect=tests/triton_twin.py::test_update[{n}]" for n in range(3)),
     ],
-    "pipelines": ["test_device_pipelines.py", "test_device_room.py"],
+    "pipelines": [TESTS / "test_device_pipelines.py", TESTS / "test_device_room.py"],
 }
 REHEARSED = {
-    "digest": ["triton_twin.py::test_versions_with_other_numbers_of_subspaces_follow_each_other"],
-    "pipelines": ["test_device_pipelines.py::test_an_update_streamed_through_a_device_is_the_arenas[32768-2-none]"],
+    "digest": [f"{TWIN}::test_versions_with_other_numbers_of_subspaces_follow_each_other"],
+    "pipelines": [
+        f"{TESTS}/test_device_pipelines.py::test_an_update_streamed_through_a_device_is_the_arenas[32768-2-none]"
+    ],
 }
 
 
@@ -53,8 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     findings, outcomes = begin(options), Outcomes()
     tests = (PARTS if findings.on_gpu else REHEARSED)[options.part]
-    chosen = [str(TESTS / test) for test in tests]
-    code = pytest.main(["-p", "no:cacheprovider", "--tb=short", *chosen], plugins=[outcomes])
+    code = pytest.main(["-p", "no:cacheprovider", "--tb=short", *map(str, tests)], plugins=[outcomes])
     for row in outcomes.rows:
         if row["status"] == "FAILED":
             findings.check(str(row["what"]), False, str(row["detail"]))
