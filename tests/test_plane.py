@@ -175,5 +175,12 @@ def test_no_transfer_begins_before_the_arena_has_come_to_the_version(stage: Stag
     assert (transfer.version, transfer.digest) == (3, 77)
 
 
+def test_who_joins_when_nothing_is_left_to_hand_out_is_sent_nothing(stage: Stage) -> None:
+    while 5 not in stage.core.ledger.digests:
+        stage.move(stage.moves()[0])
+    stage.handle(Received(messages.Hello("new", "new", "h", 1, stage.core.ledger.digests[0], {}, collective="gloo")))
+    assert not any(isinstance(i, Transfer) for i in stage.core.handle(Tick(), stage.now))
+
+
 def kinds(instructions: list[Instruction]) -> list[type]:
     return [type(instruction) for instruction in instructions]

@@ -83,7 +83,7 @@ def test_a_joiner_that_is_late_costs_the_others_a_wait_and_learns_it(head: Head,
     sending = Transfer(head, 2)
     workers[0].start("take", sending.calls[0])
     assert workers[0].answer() == sha256(THETA)
-    assert time.monotonic() - began < TIMEOUT_S + 2
+    assert time.monotonic() - began < 3 * TIMEOUT_S
     workers[1].start("take", sending.calls[1])
     assert "too late" in str(workers[1].answer())
     sending.wait()
@@ -114,7 +114,20 @@ def test_a_transfer_that_nobody_comes_to_ends_in_time(head: Head) -> None:
     sending = Transfer(head, 2)
     sending.wait()
     assert "nobody came" in sending.error
-    assert time.monotonic() - began < TIMEOUT_S + 2
+    assert time.monotonic() - began < 3 * TIMEOUT_S
+
+
+def test_a_head_that_stops_does_not_end_the_transfer_first(workers: list[Worker]) -> None:
+    head = Head()
+    sending = Transfer(head, 1)
+    workers[0].start("take", sending.calls[0], 1.0)  # 16 buckets
+    time.sleep(1)
+    began = time.monotonic()
+    head.collective.end_transfers()
+    sending.wait()
+    head.collective.close()
+    assert sending.error == "the head ends"
+    assert time.monotonic() - began < 3 * TIMEOUT_S
 
 
 def test_a_joiner_whose_head_never_begins_gives_up_and_one_that_is_told_to_stop_does_at_once(head: Head) -> None:

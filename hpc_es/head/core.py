@@ -350,10 +350,13 @@ class Core:
             self._out += self.plane.change_epoch()
 
     def _open_transfer(self) -> None:
-        """Between two updates of the arena. Not at once when a worker joins: those who come together share it."""
-        digest = self.ledger.digests.get(self.ledger.version)
-        if self.stopping is None and digest is not None:
-            self._out += self.plane.open_transfer(self.ledger.version, digest)
+        """Between two updates of the arena, while there is work. Not at once when a worker joins: those who come
+        together share it."""
+        version = self.ledger.version
+        digest, is_last = self.ledger.digests.get(version), version >= self.config.run.num_updates
+        has_work = not is_last or self.ledger.num_queued(("centre", "eval")) > 0
+        if self.stopping is None and digest is not None and has_work:
+            self._out += self.plane.open_transfer(version, digest)
 
     def _plan(self) -> None:
         self._append(journal.Planned(self._now, self.ledger.version, self.cohort.plan()))

@@ -209,6 +209,8 @@ class Head:
                 next_tick = self.clock() + TICK_S
                 instructions += self._tick()
             self._perform(instructions)
+            if self.core.stopping is not None and self.collective is not None:
+                self.collective.end_transfers()  # the last checkpoint waits behind them
         return self._outcome
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:

@@ -86,6 +86,7 @@ class HeadCollective:
         self._wanted = -1  # the newest epoch that was asked for
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closing = threading.Event()
+        self._no_transfers = threading.Event()
         self._thread = threading.Thread(target=self._run, name="head-collective", daemon=True)
         self._thread.start()
 
@@ -108,11 +109,23 @@ class HeadCollective:
 
     def sending(self, number: int, workers: Sequence[str], backend: Backend) -> Sending:
         """A transfer of theta, to be carried out by the thread that asks. Errors: TransportError."""
-        store = (self._host, self._port)
-        return Sending(number, workers, backend, store, timeout_s=self._timeout_s, interface=self._interface)
+        return Sending(
+            number,
+            workers,
+            backend,
+            (self._host, self._port),
+            timeout_s=self._timeout_s,
+            interface=self._interface,
+            stop=self._no_transfers,
+        )
+
+    def end_transfers(self) -> None:
+        """Give up the one that is under way, within a step of it, and any that is still to come."""
+        self._no_transfers.set()
 
     def close(self) -> None:
         """End the epoch and the store; what is under way has the time it always had."""
+        self.end_transfers()
         self._closing.set()
         self._orders.put(None)
         self._thread.join(3 * (self._timeout_s + _CLOSE_GRACE_S))

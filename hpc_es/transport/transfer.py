@@ -72,12 +72,15 @@ class Sending:
         *,
         timeout_s: float,
         interface: str | None = None,
+        stop: Event | None = None,
     ):
-        """`number` was never used before; `store`: where the head's store is; `timeout_s` bounds each step."""
+        """`number` was never used before; `store`: where the head's store is; `timeout_s` bounds each step; `stop` ends
+        it early, within a step."""
         self._number, self._workers, self._backend = number, list(workers), backend
         self._bucket_bytes = BUCKET_BYTES[backend]
         self._host, self._port = store
         self._timeout_s, self._interface = timeout_s, interface
+        self._stop = stop or Event()
 
     def calls(self, version: int, digest: int, num_bytes: int) -> dict[str, OpenTransfer]:
         """What each worker must be told before `send`; digest: of theta_version."""
@@ -89,6 +92,7 @@ class Sending:
         deadline = time.monotonic() + 2 * ROUNDS * self._timeout_s + len(memory) / SLOWEST
         asked, number = list(range(len(self._workers))), 0
         while True:
+            self._check_stop()
             try:
                 store = open_store(self._host, self._port, _prefix(self._number, number), self._timeout_s)
                 start = self._start(store, asked)
@@ -107,6 +111,7 @@ class Sending:
         deadline = time.monotonic() + self._timeout_s
         missing = set(asked)
         while missing and time.monotonic() < deadline:
+            self._check_stop()
             missing -= {place for place in missing if store.check([_came(place)])}
             time.sleep(_POLL_S if missing else 0)
         places = [place for place in asked if place not in missing]
@@ -123,12 +128,17 @@ class Sending:
         began = time.monotonic()
         try:
             for at in range(start.first * self._bucket_bytes, len(memory), self._bucket_bytes):
+                self._check_stop()
                 if time.monotonic() > deadline:
                     raise _TooLate(f"slower than {SLOWEST / 1e6:g} MB/s, at {at} of {len(memory)} bytes")
                 group.share(memory[at : at + self._bucket_bytes])
             return time.monotonic() - began
         finally:
             group.abandon()
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise _TooLate("the head ends")
 
 
 class Receiving:
