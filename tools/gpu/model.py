@@ -99,5 +99,10 @@ def base_on(  # type: ignore[no-untyped-def]
     return kind(arena, targets, device, rank, num_ranks, ring=Ring(device, 3 * 4 * 2**12))
 
 
+def on_host(values: torch.Tensor) -> np.ndarray:
+    """A copy, also of what is there already."""
+    return values.detach().cpu().numpy().copy()
+
+
 def bits(values: torch.Tensor) -> bytes:
     return values.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import torch
 from findings import Findings, arguments, begin
-from model import BILLION, TINY, bits, members_of, shapes
+from model import BILLION, TINY, bits, members_of, on_host, shapes
 
 from hpc_es.noise import BLOCK, Perturbation, Update, cuda, kernels, tensor_id
 
@@ -78,7 +78,7 @@ def equality(findings: Findings, model: Model, update: Update) -> None:
     """Of 1,000 blocks at both ends of the largest tensor, and of some whole ones."""
     parts = ("norm", "k_proj", "v_proj")  # few enough for the reference
     names = [name for name in model.theta if ".layers.0." in name and any(part in name for part in parts)]
-    whole = {name: model.theta[name].cpu().numpy() for name in names}
+    whole = {name: on_host(model.theta[name]) for name in names}
     model.perturb()
     outs = {name: np.empty(values.size, np.uint16) for name, values in whole.items()}
     for name, values in whole.items():
@@ -86,7 +86,7 @@ def equality(findings: Findings, model: Model, update: Update) -> None:
     right = [bits(model.live[name]) == outs[name].tobytes() for name in names]
     findings.check("perturb: the bits of whole tensors", all(right), f"{sum(right)} of {len(right)} tensors")
     theta, ident = model.theta[model.largest], model.idents[model.largest]
-    ends = {start: theta[start:][: 1000 * BLOCK].cpu().numpy() for start in (0, max(0, theta.numel() - 1000 * BLOCK))}
+    ends = {start: on_host(theta[start:][: 1000 * BLOCK]) for start in (0, max(0, theta.numel() - 1000 * BLOCK))}
     model.update([update])
     for name, values in whole.items():
         kernels().update(values, model.idents[name], [update])
@@ -196,7 +196,7 @@ def beyond_32_bits(findings: Findings) -> None:
     for part in theta.split(2**30):
         part.normal_()
     starts = [0, *(turn - window // 2 for turn in turns), (size - window) // BLOCK * BLOCK]
-    windows = {start: theta[start:][: window + 5].cpu().numpy() for start in starts}
+    windows = {start: on_host(theta[start:][: window + 5]) for start in starts}
     out = torch.empty(size, dtype=torch.bfloat16, device=findings.device)
     cuda.perturb(theta, out, ident, MEMBER)
     for start, values in windows.items():
