@@ -166,7 +166,7 @@ class Plan:
         """Of all pieces so far; waits for them, once."""
         sums = torch.cat([self._digests, self._squares.sum(1).view(torch.int64)[None]]).cpu()
         of_theta, of_state = sums[0].tolist(), sums[1].tolist()
-        self.digest_of_state = of_state[-1] % 2**64
+        self.digest_of_state = sum(of_state[-1:]) % 2**64
         both = [(theta + state) % 2**64 for theta, state in zip(of_theta, of_state, strict=True)]
         return Trace(both, sums[2].view(torch.float64).tolist())
 

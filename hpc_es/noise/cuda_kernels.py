@@ -107,15 +107,15 @@ def _elements(block, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyp
 
 
 @triton.jit
-def _places(piece, tile, ROWS: tl.constexpr, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+def _places(tile, where, ROWS: tl.constexpr, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
     """Of a tile: its blocks of the tensor [B]; where its elements are in theta, and among the values [8 * B]."""
+    first, width, stride, pitch, reciprocal = where
     value = tile * B + tl.arange(0, B).to(tl.int64)
-    in_theta, in_tensor = value, tl.load(piece + _FIRST) + value
+    in_theta, in_tensor = value, first + value
     if ROWS:
-        width, reciprocal = tl.load(piece + _WIDTH), _unsigned(piece, _RECIPROCAL)
         row = tl.umulhi((2 * value).to(tl.uint64), reciprocal).to(tl.int64)  # value // width
-        in_theta += row * (tl.load(piece + _PITCH) - width)
-        in_tensor += row * (tl.load(piece + _STRIDE) - width)
+        in_theta += row * (pitch - width)
+        in_tensor += row * (stride - width)
     return in_tensor.to(tl.uint64), _elements(in_theta, W, B), _elements(value, W, B)
 
 
@@ -135,6 +135,13 @@ def _run(pieces, runs, run, ALIGNED: tl.constexpr, B: tl.constexpr, RUN: tl.cons
 @triton.jit
 def _unsigned(piece, FIELD: tl.constexpr):  # type: ignore[no-untyped-def]
     return tl.load(piece + FIELD).to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+def _where(piece):  # type: ignore[no-untyped-def]
+    """For _places."""
+    first, width, stride = tl.load(piece + _FIRST), tl.load(piece + _WIDTH), tl.load(piece + _STRIDE)
+    return first, width, stride, tl.load(piece + _PITCH), _unsigned(piece, _RECIPROCAL)
 
 
 @triton.jit
@@ -159,30 +166,24 @@ def _bits(values, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _weight(block, ident, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What the elements of a block have in common in their factors of reference.digest; see _digest_of."""
-    return _spread(block * (2 * _EIGHT) * _INDEX + 2 * ident * _TENSOR, W, B)
-
-
-@triton.jit
-def _digest_of(plain, weighted, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Share of reference.digest, from the bits and the bits times _weight, each summed place by place of a tile: for
-    element i = 8 * block + j the factor 2 * i + 1 is 16 * block + (2 * j + 1)."""
+def _shares(bits, block, ident, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Shares of blocks in reference.digest, [B], from the bits of their elements: for element i = 8 * block + j the
+    factor 2 * i + 1 is 16 * block + (2 * j + 1)."""
     odd = (2 * _lane(W, B) + 1).to(tl.uint64)
-    return tl.sum(plain * (odd * _INDEX) + weighted, 0)
+    in_common = block * (2 * _EIGHT) * _INDEX + 2 * ident * _TENSOR
+    return _of_block(bits, W, B) * in_common + _of_block(bits * odd, W, B) * _INDEX
 
 
 @triton.jit
-def _share_of(values, block, counted, ident, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A single tile's share."""
-    bits = _bits(values, counted)
-    return _digest_of(bits, bits * _weight(block, ident, W, B), W, B)
+def _of_block(values, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums over the eight elements of each block, [B]: nothing leaves its thread."""
+    return tl.sum(tl.sum(tl.reshape(values, [_EIGHT // W, B, W]), 2), 0)
 
 
 @triton.jit
-def _add_digest(digest, share):  # type: ignore[no-untyped-def]
+def _add_digest(digest, shares):  # type: ignore[no-untyped-def]
     """Integers: the order of additions does not matter."""
-    tl.atomic_add(digest, share.to(tl.int64, bitcast=True), sem="relaxed")
+    tl.atomic_add(digest, tl.sum(shares, 0).to(tl.int64, bitcast=True), sem="relaxed")
 
 
 @triton.jit
@@ -213,17 +214,16 @@ def perturb_kernel(  # type: ignore[no-untyped-def]
     partition_seed: tl.uint64, NOISY: tl.constexpr, NUM: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr,
     ALIGNED: tl.constexpr, W: tl.constexpr, B: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    plain, weighted = tl.zeros([_EIGHT * B], tl.uint64), tl.zeros([_EIGHT * B], tl.uint64)
+    shares = tl.zeros([B], tl.uint64)
     for run in range(tl.program_id(0), num_runs, tl.num_programs(0)):
         piece, size, begin, end = _run(pieces, runs, run, ALIGNED, B, RUN)
         theta, ident, counts = _memory(piece, _THETA, tl.float32, ALIGNED), _unsigned(piece, _IDENT), _counts(piece)
+        where, out = _where(piece), _memory(piece, _OUT, tl.float32 if KIND == "fp32" else tl.uint16, ALIGNED)
         for tile in range(begin, end):
-            block, at, value = _places(piece, tile, ROWS, W, B)
+            block, at, value = _places(tile, where, ROWS, W, B)
             inside = value < size
             values = tl.load(theta + at, mask=inside, other=0.0, eviction_policy="evict_first")
-            bits = _bits(values, inside & counts)
-            plain += bits
-            weighted += bits * _weight(block, ident, W, B)
+            shares += _shares(_bits(values, inside & counts), block, ident, W, B)
             if NOISY:
                 noisy = values + scale * _noise_of(block, seed, ident, gauss, W, B)
                 if NUM > 1:
@@ -231,10 +231,10 @@ def perturb_kernel(  # type: ignore[no-untyped-def]
                     noisy = tl.where(mine, noisy, values)
                 values = noisy
             if KIND == "fp32":
-                tl.store(_memory(piece, _OUT, tl.float32, ALIGNED) + value, values, mask=inside)
+                tl.store(out + value, values, mask=inside)
             else:
-                tl.store(_memory(piece, _OUT, tl.uint16, ALIGNED) + value, _rounded(values, KIND), mask=inside)
-    _add_digest(digest, _digest_of(plain, weighted, W, B))
+                tl.store(out + value, _rounded(values, KIND), mask=inside)
+    _add_digest(digest, shares)
 
 
 @_kernel
@@ -246,9 +246,10 @@ def update_kernel(  # type: ignore[no-untyped-def]
     for run in range(tl.program_id(0), num_runs, tl.num_programs(0)):
         piece, size, begin, end = _run(pieces, runs, run, ALIGNED, B, RUN)
         theta, ident, counts = _memory(piece, _THETA, tl.float32, ALIGNED), _unsigned(piece, _IDENT), _counts(piece)
+        where = _where(piece)
         m, v = _memory(piece, _M, tl.float32, ALIGNED), _memory(piece, _V, tl.float32, ALIGNED)
         for tile in range(begin, end):
-            block, at, value = _places(piece, tile, ROWS, W, B)
+            block, at, value = _places(tile, where, ROWS, W, B)
             inside = value < size
             counted = inside & counts
             now = tl.load(theta + at, mask=inside, other=0.0)
@@ -282,12 +283,12 @@ def update_kernel(  # type: ignore[no-untyped-def]
                 after = tl.where(hit, now + change, now)
                 difference = tl.where(counted, after.to(tl.float64) - now.to(tl.float64), 0.0)
                 now = after
-                _add_digest(digests + version, _share_of(now, block, counted, ident, W, B))
+                _add_digest(digests + version, _shares(_bits(now, counted), block, ident, W, B))
                 if STATES > 0:
-                    share = _share_of(mean, block, counted, _unsigned(piece, _IDENT_M), W, B)
+                    shares = _shares(_bits(mean, counted), block, _unsigned(piece, _IDENT_M), W, B)
                     if STATES > 1:
-                        share += _share_of(square, block, counted, _unsigned(piece, _IDENT_V), W, B)
-                    _add_digest(digests_of_state + version, share)
+                        shares += _shares(_bits(square, counted), block, _unsigned(piece, _IDENT_V), W, B)
+                    _add_digest(digests_of_state + version, shares)
                 cell = squares + version * num_cells + tl.program_id(0)
                 tl.store(cell, tl.load(cell) + tl.sum(difference * difference, 0))
             tl.store(theta + at, now, mask=inside)
@@ -302,14 +303,14 @@ def digest_kernel(  # type: ignore[no-untyped-def]
     pieces, runs, digest, num_runs: tl.int32, ROWS: tl.constexpr, ALIGNED: tl.constexpr, W: tl.constexpr,
     B: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    plain, weighted = tl.zeros([_EIGHT * B], tl.uint64), tl.zeros([_EIGHT * B], tl.uint64)
+    shares = tl.zeros([B], tl.uint64)
     for run in range(tl.program_id(0), num_runs, tl.num_programs(0)):
         piece, size, begin, end = _run(pieces, runs, run, ALIGNED, B, RUN)
         theta, ident, counts = _memory(piece, _THETA, tl.float32, ALIGNED), _unsigned(piece, _IDENT), _counts(piece)
+        where = _where(piece)
         for tile in range(begin, end):
-            block, at, value = _places(piece, tile, ROWS, W, B)
+            block, at, value = _places(tile, where, ROWS, W, B)
             inside = value < size
-            bits = _bits(tl.load(theta + at, mask=inside, other=0.0), inside & counts)
-            plain += bits
-            weighted += bits * _weight(block, ident, W, B)
-    _add_digest(digest, _digest_of(plain, weighted, W, B))
+            values = tl.load(theta + at, mask=inside, other=0.0)
+            shares += _shares(_bits(values, inside & counts), block, ident, W, B)
+    _add_digest(digest, shares)
