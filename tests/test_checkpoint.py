@@ -11,7 +11,7 @@ import small_checkpoint
 from small_disk import small_disk
 
 from hpc_es.errors import ConfigError, ModelError, StoreError
-from hpc_es.params import Arena, checkpoint
+from hpc_es.params import Arena, checkpoint, weights
 from hpc_es.params.export import export
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
@@ -250,3 +250,21 @@ def test_a_checkpoint_whose_file_is_gone_or_cut_is_written_again(run: RunPaths, 
     theta.write_bytes(whole[:-4])
     checkpoint.write(run, arena)
     assert theta.read_bytes() == whole
+
+
+@pytest.mark.parametrize("fault", ["removed", "cut"])
+def test_a_checkpoint_that_is_pruned_while_it_is_read_is_passed_over(
+    run: RunPaths, arena: Arena, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    advance(arena, 1)
+    theta = checkpoint.write(run, arena) / checkpoint.THETA
+
+    def scan_and_lose(path: Path) -> list[weights.Stored]:
+        found = weights.scan_file(path)
+        theta.unlink() if fault == "removed" else os.truncate(theta, 10)
+        return found
+
+    monkeypatch.setattr("hpc_es.params.arena.scan_file", scan_and_lose)
+    with pytest.raises(StoreError, match="can no longer be read"):
+        arena.reload(theta.parent)
+    assert checkpoint.restore(run, arena, 1) == 0

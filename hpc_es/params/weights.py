@@ -42,10 +42,14 @@ class Stored:
         return math.prod(self.shape)
 
     def raw(self) -> Array:
-        """The stored elements, flat and mapped; only for the types in FLOATS."""
+        """The stored elements, flat and mapped; only for the types in FLOATS. Errors: ModelError when the file has gone
+        or shrunk since it was scanned, as a checkpoint does that is pruned meanwhile."""
         if self.size == 0:
             return np.empty(0, FLOATS[self.dtype])
-        return np.memmap(self.file, FLOATS[self.dtype], mode="r", offset=self.offset, shape=(self.size,))
+        try:
+            return np.memmap(self.file, FLOATS[self.dtype], mode="r", offset=self.offset, shape=(self.size,))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{self.file} can no longer be read ({error})") from error
 
     def read_into(self, out: Array) -> None:
         """Fill out (fp32, flat) with the exact values."""
