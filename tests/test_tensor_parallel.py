@@ -2,6 +2,7 @@
 all ranks, by the rules of vLLM's Llama and not by the map that wrote them, they are the arena's to the bit."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from test_engine import MEMBER, PROMPT, commit, settings
 from tiny_families import write_family
 
 from hpc_es.config.schema import ModelConfig
+from hpc_es.engine.lifetime import shared_memory
 from hpc_es.params.arena import Arena
 from hpc_es.params.tiny_llama import HEAD_DIM, HEADS, KV_HEADS
 
@@ -55,11 +57,15 @@ def test_the_ranks_together_hold_the_member_that_the_arena_makes(
             await engine.perturb(MEMBER)
             assert engine.digest == arena.digest()
             await engine.probe()
+            shared.update(*map(shared_memory, engine._processes))
             return await engine._rpc("es_show"), await engine.logits(PROMPT)
         finally:
             await engine.close()
 
+    shared = set[Path]()
     shown, logits = asyncio.run(scenario())
+    assert shared
+    assert not [path for path in shared if path.exists()], "a closed engine leaves no shared memory"
     ranks = [{name: as_array(*each) for name, each in rank.items()} for rank in shown]
     whole = put_together(ranks)
     assert whole.keys() == set(arena.names)

@@ -16,6 +16,8 @@ from typing import Any
 from hpc_es.engine.queues import sleep_while_waiting
 
 _POLL_S = 0.5
+_SHARED = ("psm_", "vllm_dist_")
+"""How the names begin that multiprocessing.shared_memory and vLLM's CPU ranks give."""
 _watching = False
 
 
@@ -71,13 +73,22 @@ def _watch(front: int, started: str, scratch: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def shared_memory(pid: int) -> set[Path]:
+    """Files of vLLM's in /dev/shm that a process has mapped: queues between processes, and what CPU ranks share."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()  # it has ended
+    names = (line.partition("/dev/shm/")[2] for line in lines)
+    return {Path("/dev/shm", name) for name in names if name.startswith(_SHARED) and "(deleted)" not in name}
+
+
 def _remove_leftovers(scratch: Path) -> None:
-    """What nobody else will remove: the engine's folder, and the shared memory that this process has mapped (vLLM's
-    queues between processes) or that vLLM's CPU ranks name."""
+    """What nobody else will remove: the engine's folder, and the shared memory that this process has mapped or that
+    vLLM's CPU ranks name."""
     shutil.rmtree(scratch, ignore_errors=True)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if (name := line.partition("/dev/shm/")[2]).startswith("psm_"):  # multiprocessing.shared_memory's
-            Path("/dev/shm", name).unlink(missing_ok=True)
+    for path in shared_memory(os.getpid()):
+        path.unlink(missing_ok=True)
     if ident := os.environ.get("VLLM_DIST_IDENT"):
         for path in Path("/dev/shm").glob(f"{ident}*"):
             path.unlink(missing_ok=True)

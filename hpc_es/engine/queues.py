@@ -15,8 +15,9 @@ only the spinning sees that message then. A step takes longer than this, so that
 
 def sleep_while_waiting() -> None:
     """In this process, for queues that are made from now on; beside a GPU, where cores are free, nothing changes."""
-    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
+        from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
         SpinCondition.__init__ = partialmethod(SpinCondition.__init__, busy_loop_s=SPIN_S)

@@ -33,7 +33,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.base import Completion, Engine, EngineInfo, Illustrated
 from hpc_es.engine.gate import Gate, to_the_end
-from hpc_es.engine.lifetime import Tie, is_running, process_start
+from hpc_es.engine.lifetime import Tie, is_running, process_start, shared_memory
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, chosen, single_tokens
 from hpc_es.engine.vllm_launch import arguments, environment, launch
@@ -317,12 +317,16 @@ class VllmEngine(Engine):
         return call.result()
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._llm.shutdown)
+        shared = set[Path]().union(*map(shared_memory, self._processes))
+        # no request is left to be finished, and the 5 s that vLLM would give its processes they spend on leaving Python
+        await asyncio.to_thread(partial(self._llm.shutdown, timeout=0))
         deadline = time.monotonic() + _EXIT_TIMEOUT_S
         while self._left() and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         for pid in self._left():
             os.kill(pid, signal.SIGKILL)
+        for path in shared:
+            path.unlink(missing_ok=True)
         del self._arena
         shutil.rmtree(self._scratch, ignore_errors=True)
 
