@@ -146,3 +146,26 @@ def test_checks_get_by_with_the_packages_that_they_name(modules: str, lacking: s
     program = f"import sys; sys.modules.update(dict.fromkeys({lacking.split()})); import {modules}"
     path = os.pathsep.join([str(TOOLS), str(ROOT)])
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path})
+
+
+WRONG = """
+import sys
+from dataclasses import replace
+from hpc_es.noise import cuda
+perturb, of = cuda.Pieces.perturb, cuda.Plan.of
+cuda.Pieces.perturb = lambda pieces, noisy, total: perturb(pieces, noisy and replace(noisy, seed=1), total)
+cuda.Plan.of = lambda updates, device: of([replace(u, seeds=[s + 1 for s in u.seeds]) for u in updates], device)
+import speed
+speed.main()
+"""
+
+
+@pytest.mark.slow
+def test_other_noise_than_the_hosts_is_noticed(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOOLS), str(ROOT)]), "TRITON_INTERPRET": "1"}
+    found = tmp_path / "findings"
+    command = [sys.executable, "-c", WRONG, "--device", "cpu", "--findings", str(found)]
+    subprocess.run(command, check=True, env=environment)
+    failed = {row["what"] for row in map(json.loads, found.read_text().splitlines()) if row["status"] == "FAILED"}
+    assert failed >= {"perturb: the bits of whole tensors", "update: the bits of whole tensors"}

@@ -20,7 +20,7 @@ class Size(NamedTuple):
 BILLION = Size(2048, 8192, 512, 128_256, 16)
 """Llama 3.2 1B."""
 SMALL = Size(512, 2048, 256, 4096, 4)
-TINY = Size(32, 64, 16, 64, 1)
+TINY = Size(32, 32, 16, 40, 1)
 
 
 def shapes(size: Size) -> dict[str, tuple[int, ...]]:
