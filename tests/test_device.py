@@ -43,6 +43,36 @@ def test_the_pipelines_equal_the_arena_with_the_kernels_of_the_device() -> None:
     assert re.search(r"\b4 passed", done.stdout), done.stdout[-1000:]
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_members_and_updates_wait_for_the_device_once(
+    tmp_path: Path, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch, jit = pytest.importorskip("torch"), pytest.importorskip("triton.runtime.jit")
+    import device_cases as cases
+
+    from hpc_es.params.device import DeviceBase
+    from hpc_es.params.streamed import StreamedBase
+
+    launches, waits = list[str](), list[str]()
+    monkeypatch.setattr(jit.JITFunction, "run", lambda kernel, *_, **__: launches.append(kernel.__name__))
+    model = small_checkpoint.make(tmp_path / "model", small_checkpoint.values(cases.SHAPES))
+    arena = cases.arena_of(model, "adam")
+    base = (DeviceBase if kept else StreamedBase)(arena, cases.live(arena, 0, 2, "bfloat16"), cases.DEVICE)
+    base.apply(cases.commits("adam")[:1])
+
+    def waiting(wait: Any) -> Any:
+        return lambda values: (waits.append(wait), wait(values))[1]
+
+    for wait in ("__int__", "cpu", "item"):
+        monkeypatch.setattr(torch.Tensor, wait, waiting(getattr(torch.Tensor, wait)))
+    for use in (lambda: base.write(cases.MEMBERS[1]), lambda: base.apply(cases.commits("adam")[1:3])):
+        launches.clear()
+        waits.clear()
+        use()
+        assert len(waits) == 1
+        assert launches
+
+
 # --- the head without a GPU -------------------------------------------------------------------------------------------
 
 

@@ -40,7 +40,7 @@ def test_the_kernels_equal_the_reference_in_the_interpreter() -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(TESTS / "triton_twin.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS.parent)
     assert done.returncode == 0, done.stdout[-5000:]
-    assert re.search(r"^9 passed", done.stdout, re.MULTILINE), done.stdout[-1000:]
+    assert re.search(r"^10 passed", done.stdout, re.MULTILINE), done.stdout[-1000:]
 
 
 def signature_of(kernel: Any, constants: Collection[str]) -> dict[str, str]:
@@ -80,7 +80,7 @@ PERTURB = [
         *((True, 1, "fp32", False), (True, 4, "bf16", False), (True, 64, "fp16", False), (False, 1, "bf16", False)),
         *((True, 1, "fp32", True), (True, 1, "bf16", True)),
     ]
-]
+] + [(cuda.perturb_kernel, {"NOISY": True, "NUM": 1, "KIND": "bf16", "ROWS": False, "ALIGNED": False})]
 UPDATE = [
     (cuda.update_kernel, {"STATES": states, "NUM": num, "ROWS": rows})
     for states, num, rows in [(0, 1, False), (0, 4, False), (1, 1, False), (0, 1, True)]
@@ -95,6 +95,9 @@ def test_nothing_is_fused_flushed_or_approximate(kernel: Any, constants: dict[st
     ptx, sass = compiled(*with_all((kernel, constants)), arch, cuda.EXACT)
     assert not re.search(r"\.ftz|\.approx|\bfma\.\w+\.f", ptx)
     assert not re.search(r"\bFFMA|\.FTZ|\bMUFU", sass)
+    if not constants.get("ALIGNED", True):
+        assert set(re.findall(r"\b(?:LDG\.E\.EF|STG\.E)[.\w]*", sass)) == {"LDG.E.EF", "STG.E.U16"}
+        return
     moved = set(re.findall(r"\b(LDG|STG)\.E(?:\.EF)?(\.\w+)?", sass))
     assert ("LDG", ".128") in moved, "memory is read 16 bytes at a time"
     if kernel is not cuda.update_kernel:  # which also moves its members and sums
@@ -133,6 +136,19 @@ def test_no_value_of_an_argument_makes_another_variant(size: int, monkeypatch: p
     assert set(launched) == {cuda.perturb_kernel, cuda.update_kernel, cuda.digest_kernel}
 
 
+def test_many_pieces_are_a_few_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime.jit import JITFunction
+
+    launched = list[str]()
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *_, **__: launched.append(kernel.__name__))
+    memory, device = torch.zeros(16_000), torch.device("cpu")
+    pieces = cuda.Pieces([cuda.Piece(memory[start:][:80], start) for start in range(0, 16_000, 80)], device)
+    pieces.perturb(Perturbation(1, 1.0), cuda.zero(device))
+    pieces.digest(cuda.zero(device))
+    cuda.Plan.of([Update([1], [1.0])], device).run(pieces)
+    assert launched == ["perturb_kernel", "digest_kernel", "update_kernel"]
+
+
 @pytest.mark.parametrize("arch", [80, 90])
 def test_adam_divides_and_takes_roots_correctly_rounded(arch: int) -> None:
     """Their own machine code refines an estimate by fused steps, so only the PTX can be held to anything."""
@@ -150,4 +166,4 @@ def test_without_the_option_multiply_and_add_are_fused() -> None:
 def with_all(case: tuple[Any, dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
     kernel, constants = case
     itemsize = 4 if constants.get("KIND", "fp32") == "fp32" else 2
-    return kernel, {**constants, "ALIGNED": True, "W": 16 // itemsize, "B": cuda.TILE, "RUN": cuda.RUN}
+    return kernel, {"ALIGNED": True, **constants, "W": 16 // itemsize, "B": cuda.TILE, "RUN": cuda.RUN}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from noise_cases import LAYOUTS, STARTS, TILE, U64, Layout, close, perturbations, updates, values
 
 from hpc_es.noise import cuda, reference
-from hpc_es.noise.reference import Array, Perturbation, State, Update
+from hpc_es.noise.reference import Array, Perturbation, Rows, State, Update
 
 DEVICE = torch.device(os.environ.get("HPC_ES_TEST_DEVICE", "cpu"))
 DTYPES = {torch.float32: np.float32, torch.bfloat16: np.uint16, torch.float16: np.float16}
@@ -86,6 +86,35 @@ def test_pieces_of_a_pass_add_up_on_the_device() -> None:
     assert close(plan.trace(), reference.update(expected, 3, versions))
     assert bits(theta) == bits(copy) == expected.tobytes()
     assert int(total) % 2**64 == reference.digest(before, 3)
+
+
+def test_pieces_of_many_kinds_go_through_one_pass() -> None:
+    """Other types, unaligned memory, rows, second copies and tensors that are not trained."""
+    member, versions = Perturbation(5, 1e-3, 1, 2, 9), [Update([5, 6], [1e-3, 2e-3])]
+    memory, pieces, wanted, digests = on_device(values(9000)), list[cuda.Piece](), list[Any](), [0, 0, 0]
+    for number, dtype in enumerate([*DTYPES, *DTYPES]):
+        rows = Rows(64, 128, 64) if number == 4 else None
+        theta = memory[1500 * number + number % 2 :][: 1280 - number]
+        out, trained, counts = torch.empty_like(theta, dtype=dtype), number != 2, number != 3
+        pieces.append(cuda.Piece(theta, number, 8 * number, rows, out, (), trained, counts))
+        before, expected = theta.cpu().numpy().copy(), np.empty(theta.numel(), DTYPES[dtype])
+        where: dict[str, Any] = {"start": 8 * number, "rows": rows}
+        digests[0] += counts * reference.perturb(before, expected, number, member if trained else None, **where)
+        if trained:
+            digests[1] += counts * reference.update(before, number, versions, **where).digests[0]
+        digests[2] += counts * reference.digest(before, number, **where)
+        wanted.append((before, expected))
+    several, total = cuda.Pieces(pieces, DEVICE), cuda.zero(DEVICE)
+    several.perturb(member, total)
+    plan = cuda.Plan.of(versions, DEVICE)
+    plan.run(several)
+    after = cuda.zero(DEVICE)
+    several.digest(after)
+    found = [int(total), plan.trace().digests[0], int(after)]
+    assert [digest % 2**64 for digest in found] == [digest % 2**64 for digest in digests]
+    assert [(bits(p.theta), bits(p.out)) for p in pieces if p.out is not None] == [
+        (theta.tobytes(), out.tobytes()) for theta, out in wanted
+    ]
 
 
 def test_versions_with_other_numbers_of_subspaces_follow_each_other() -> None:

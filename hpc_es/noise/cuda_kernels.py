@@ -161,14 +161,10 @@ def _memory(piece, FIELD: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexp
 
 
 @triton.jit
-def _bits(values, inside):  # type: ignore[no-untyped-def]
-    return tl.where(inside, values.to(tl.uint32, bitcast=True), 0).to(tl.uint64)
-
-
-@triton.jit
-def _shares(bits, block, ident, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Shares of blocks in reference.digest, [B], from the bits of their elements: for element i = 8 * block + j the
-    factor 2 * i + 1 is 16 * block + (2 * j + 1)."""
+def _shares(values, block, ident, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Shares of blocks in reference.digest, [B]; zeros add nothing. For element i = 8 * block + j the factor 2 * i + 1
+    is 16 * block + (2 * j + 1)."""
+    bits = values.to(tl.uint32, bitcast=True).to(tl.uint64)
     odd = (2 * _lane(W, B) + 1).to(tl.uint64)
     in_common = block * (2 * _EIGHT) * _INDEX + 2 * ident * _TENSOR
     return _of_block(bits, W, B) * in_common + _of_block(bits * odd, W, B) * _INDEX
@@ -223,7 +219,7 @@ def perturb_kernel(  # type: ignore[no-untyped-def]
             block, at, value = _places(tile, where, ROWS, W, B)
             inside = value < size
             values = tl.load(theta + at, mask=inside, other=0.0, eviction_policy="evict_first")
-            shares += _shares(_bits(values, inside & counts), block, ident, W, B)
+            shares += tl.where(counts, _shares(values, block, ident, W, B), 0)
             if NOISY:
                 noisy = values + scale * _noise_of(block, seed, ident, gauss, W, B)
                 if NUM > 1:
@@ -283,11 +279,11 @@ def update_kernel(  # type: ignore[no-untyped-def]
                 after = tl.where(hit, now + change, now)
                 difference = tl.where(counted, after.to(tl.float64) - now.to(tl.float64), 0.0)
                 now = after
-                _add_digest(digests + version, _shares(_bits(now, counted), block, ident, W, B))
+                _add_digest(digests + version, _shares(tl.where(counted, now, 0.0), block, ident, W, B))
                 if STATES > 0:
-                    shares = _shares(_bits(mean, counted), block, _unsigned(piece, _IDENT_M), W, B)
+                    shares = _shares(tl.where(counted, mean, 0.0), block, _unsigned(piece, _IDENT_M), W, B)
                     if STATES > 1:
-                        shares += _shares(_bits(square, counted), block, _unsigned(piece, _IDENT_V), W, B)
+                        shares += _shares(tl.where(counted, square, 0.0), block, _unsigned(piece, _IDENT_V), W, B)
                     _add_digest(digests_of_state + version, shares)
                 cell = squares + version * num_cells + tl.program_id(0)
                 tl.store(cell, tl.load(cell) + tl.sum(difference * difference, 0))
@@ -312,5 +308,5 @@ def digest_kernel(  # type: ignore[no-untyped-def]
             block, at, value = _places(tile, where, ROWS, W, B)
             inside = value < size
             values = tl.load(theta + at, mask=inside, other=0.0)
-            shares += _shares(_bits(values, inside & counts), block, ident, W, B)
+            shares += tl.where(counts, _shares(values, block, ident, W, B), 0)
     _add_digest(digest, shares)
