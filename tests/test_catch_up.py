@@ -141,7 +141,7 @@ def test_one_slow_read_does_not_decide_for_ever():
     measured = Measured()
     measured.applied(17, 3.4)
     measured.loaded(100.0)
-    for lost in range(1000):
+    for _ in range(1000):
         if ways(0, 20, [20], lambda version: 1.0, measured.costs)[0].load is not None:
             break
         measured.load_lost()
