@@ -134,7 +134,12 @@ def test_a_joiner_whose_head_never_begins_gives_up_and_one_that_is_told_to_stop_
     call = head.collective.sending(next(NUMBERS), ["0"], "gloo").calls(7, 0, 10)["0"]
     stop = Event()
     stop.set()
-    for receiving, limit_s in ((Receiving(call, timeout_s=0.2), 2.0), (Receiving(call, timeout_s=60, stop=stop), 1.0)):
+    gone = OpenTransfer(1, 0, "gloo", HOST, 1, 7, 0, 10, 10)
+    for receiving, limit_s in (
+        (Receiving(call, timeout_s=0.2), 5.0),
+        (Receiving(call, timeout_s=60, stop=stop), 10.0),
+        (Receiving(gone, timeout_s=60, stop=stop), 10.0),
+    ):
         began = time.monotonic()
         with pytest.raises(TransportError):
             list(receiving)

@@ -173,6 +173,7 @@ class Receiving:
 
     def _round(self, number: int) -> Iterator[memoryview]:
         """The buckets that are missing, as far as this round brings them."""
+        self._check_stop()
         call = self._call
         store = open_store(call.store_host, call.store_port, _prefix(call.number, number), self._timeout_s)
         store.set(_came(call.place), str(self._had))
@@ -186,8 +187,7 @@ class Receiving:
         group = Group(call.backend, store, place, self._timeout_s)
         try:
             for index in range(start.first, self._num_buckets):
-                if self._stop.is_set():
-                    raise _TooLate("the worker ends, or was called to another transfer")
+                self._check_stop()
                 bucket = memory[: min(call.bucket_bytes, call.num_bytes - index * call.bucket_bytes)]
                 group.share(bucket)
                 if index >= self._had:
@@ -201,13 +201,16 @@ class Receiving:
         patience_s = 3 * self._timeout_s
         deadline = time.monotonic() + patience_s
         while not store.check([_GO]):
-            if self._stop.is_set():
-                raise _TooLate("the worker ends, or was called to another transfer")
+            self._check_stop()
             if time.monotonic() > deadline:
                 raise _TooLate(f"the head has not begun after {patience_s:g} s")
             time.sleep(_POLL_S)
         first, *places = map(int, store.get(_GO).split())
         return _Start(first, places)
+
+    def _check_stop(self) -> None:
+        if self._stop.is_set():
+            raise _TooLate("the worker ends, or was called to another transfer")
 
 
 def _prefix(number: int, round_: int) -> str:
