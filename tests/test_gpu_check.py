@@ -95,10 +95,21 @@ def test_whatever_becomes_of_one_check_the_others_are_made(
         "torn": [("passed", "before")],
         "hangs": [("passed", "before"), ("FAILED", "not finished within 2 s")],
         "silent": [("FAILED", "ended without a finding")],
-        "needy": [("not run", "no_such_module not installed")],
+        "needy": [("not run", "no_such_module not usable here")],
         "later": [("passed", "one"), ("passed", "two")],
     }
     assert "FAILED dies: a check: ended with exit code -6" in capsys.readouterr().out
+
+
+def test_a_numba_that_cannot_be_imported_is_hidden(check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "numba.py").write_text("raise ImportError('Numba needs NumPy 2.4 or less')")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    assert check.without_broken_numba(tmp_path, environment) == ["numba"]
+    program = "from hpc_es.noise import kernels; print(kernels().__name__)"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout == "hpc_es.noise.reference\n"
+    monkeypatch.setattr(check, "find_spec", lambda name: None)
+    assert check.without_broken_numba(tmp_path, environment) == []
 
 
 def test_nothing_failed_is_exit_code_0_and_one_failure_is_1(

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from rows import Row, counts, failed, row_of, table
+from rows import A_GPU, Row, counts, failed, row_of, table
 
 HERE = Path(__file__).resolve().parent
 SECONDS = 450.0
@@ -105,6 +105,7 @@ class Runner:
         self.rows = list[Row]()
         self._device, self._scratch, self._out, self._deadline = device, scratch, out, deadline
         self._environment = environment(device, scratch)
+        self._broken = without_broken_numba(scratch, self._environment)
         self._obstacle = ""
         (out / "check.log").write_text("")
 
@@ -114,15 +115,15 @@ class Runner:
         with ThreadPoolExecutor(at_once) as pool:
             for check, rows in zip(checks, pool.map(self._run, checks), strict=True):
                 self.rows += [{"check": check.name, **row} for row in rows]
-        if self._device == "cuda" and any(row["what"] == "a CUDA device" for row in failed(self.rows)):
+        if self._device == "cuda" and any(row["what"] == A_GPU for row in failed(self.rows)):
             self._obstacle = "torch sees no CUDA device"
         (self._out / "check.json").write_text(json.dumps({"device": self._device, "rows": self.rows}, indent=1))
 
     def _run(self, check: Check) -> list[Row]:
         left = self._deadline - time.monotonic()
-        absent = missing(check.needs)
+        absent = missing(check.needs) + [module for module in check.needs if module in self._broken]
         late = "the time for all checks is up" if left < 5 else ""
-        why = f"{', '.join(absent)} not installed" if absent else self._obstacle or late
+        why = f"{', '.join(absent)} not usable here" if absent else self._obstacle or late
         if why := why or (check.not_on_cpu if self._device == "cpu" else ""):
             return [row_of(check.about, "not run", why)]
         print(f"{check.name}: {check.about} ...", flush=True)
@@ -180,6 +181,21 @@ def environment(device: str, scratch: Path) -> dict[str, str]:
         "TMPDIR": str(scratch),
     }
     return {**os.environ, **own, **({"TRITON_INTERPRET": "1"} if device == "cpu" else {})}
+
+
+def without_broken_numba(scratch: Path, environment: dict[str, str]) -> list[str]:
+    """numba refuses a numpy newer than itself: then it is hidden from the checks, which have the reference instead."""
+    if find_spec("numba") is None:
+        return []
+    done = subprocess.run([sys.executable, "-c", "import numba"], env=environment, capture_output=True, text=True)
+    if done.returncode == 0:
+        return []
+    print(f"numba does not work here: {done.stderr.splitlines()[-1]}", flush=True)
+    hidden = scratch / "without"
+    hidden.mkdir()
+    (hidden / "numba.py").write_text("raise ModuleNotFoundError('it does not work here', name='numba')\n")
+    environment["PYTHONPATH"] = os.pathsep.join([str(hidden), environment.get("PYTHONPATH", "")])
+    return ["numba"]
 
 
 def missing(modules: Sequence[str], find: Callable[[str], object] = find_spec) -> list[str]:

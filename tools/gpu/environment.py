@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from findings import Findings, arguments, begin
+from rows import A_GPU
 
 PACKAGES = ("torch", "triton", "numpy", "numba", "msgspec", "pydantic", "pyzmq", "safetensors", "transformers", "vllm")
 
@@ -16,7 +17,7 @@ PACKAGES = ("torch", "triton", "numpy", "numba", "msgspec", "pydantic", "pyzmq",
 def main() -> None:
     findings = begin(arguments(__doc__).parse_args())
     facts(findings)
-    findings.check("a CUDA device", torch.cuda.is_available() or not findings.on_gpu, "looked for by torch")
+    findings.check(A_GPU, torch.cuda.is_available() or not findings.on_gpu, "looked for by torch")
     if findings.on_gpu and torch.cuda.is_available():
         gpu(findings)
     if not findings.on_gpu or torch.cuda.is_available():

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+A_GPU = "a CUDA device"
+"""What must not fail, or nothing else is tried."""
 Row = dict[str, Any]
 """what, status (passed, FAILED, not run, measured), detail, value, unit, goal (at least); and in the end, check."""
 
@@ -38,7 +40,10 @@ def table(rows: Sequence[Row], device: str) -> str:
         if row["check"] != last:
             lines.append(f"\n{(last := row['check'])}")
         lines.append(line_of(row))
-    where = "on a GPU" if device == "cuda" else "a rehearsal on a CPU, which says nothing about a GPU"
+    no_gpu = any(row["what"] == A_GPU for row in failed(rows))
+    where = "no GPU was found" if no_gpu else "with --device cuda"
+    if device == "cpu":
+        where = "a rehearsal on a CPU, which says nothing about a GPU"
     lines += ["", *(f"FAILED {row['check']}: {row['what']}: {row['detail']}" for row in failed(rows))]
     return "\n".join([*lines, f"{where}: {counts(rows)}"])
 
