@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -130,6 +131,17 @@ def test_a_model_whose_tensors_are_copied_is_written_directly_and_its_padding_is
     table = model.live[EMBEDDING.replace(".", "/")]
     assert torch.equal(table[:-8], torch.from_numpy(worker.es_arena.perturbed(EMBEDDING, MEMBER, "float32")))
     assert not table[-8:].any()
+
+
+def test_a_probe_sees_a_flipped_bit_also_where_no_member_is_written(folder: Path) -> None:
+    worker, model, _ = attached(folder, Plain)
+    directly(worker)
+    member = msgspec.msgpack.encode(MEMBER)
+    worker.es_write(member)
+    assert worker.es_probe(member) == []
+    model.live[EMBEDDING.replace(".", "/")].data.view(torch.int32)[-1, 0] ^= 1
+    model.scale.data.view(torch.int32)[3] ^= 1
+    assert sorted(worker.es_probe(member)) == ["live.model/embed_tokens/weight", "scale"]
 
 
 def test_what_is_computed_on_the_way_is_an_obstacle(folder: Path) -> None:

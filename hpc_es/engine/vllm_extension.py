@@ -8,7 +8,7 @@ vLLM's client waits for ever for an answer that cannot be encoded.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,8 @@ class WorkerExtension:
     es_targets: list[Target]
     es_base: Base
     """What members are written from: es_loaded, or where a direct map is in use, theta itself."""
+    es_unreached: Mapping[str, int] = {}
+    """Fingerprints of the live parameters with all that a direct map writes poisoned; empty where none is in use."""
 
     def es_attach(self, arena: dict[str, Any], threads: int) -> dict[str, Any]:
         """Share the front's arena, and prove that it writes the model that vLLM loaded.
@@ -97,22 +99,22 @@ class WorkerExtension:
             for (region, live), counts in zip(self.es_targets, counted[self.rank], strict=True)
         ]
         base = make_base(self.es_arena, targets, self.rank, self._es_num_ranks, residence)
-        centre, share = fingerprints(self._es_tensors()), 0
+        centre, unreached, share = fingerprints(self._es_tensors()), dict[str, int](), 0
         poison(self._es_parameters())
         self.es_loaded.write(PROBE)
         perturbed = fingerprints(self._es_tensors())
         # In this order, what the map leaves alone is the member's first and then has to be the centre's.
         for member, expected in ((PROBE, perturbed), (None, centre)):
-            poison((region.name, live) for region, live in targets)
+            unreached = self._es_unreached()
             share = base.write(member)
             if changed := differing(expected, fingerprints(self._es_tensors())):
                 return {"obstacle": f"{changed[0]} ({len(changed)} such) would differ", "share": 0}
-        self.es_base = base
+        self.es_base, self.es_unreached = base, unreached
         return {"obstacle": "", "share": share}
 
     def es_write_through_load_weights(self) -> None:
         """From now on, and as after es_attach."""
-        self.es_base = self.es_loaded
+        self.es_base, self.es_unreached = self.es_loaded, {}
 
     @torch.no_grad()
     def es_write(self, member: bytes) -> int:
@@ -130,10 +132,17 @@ class WorkerExtension:
         self.es_base.reload()
 
     def es_probe(self, member: bytes) -> list[str]:
-        """Names of the live parameters that differ from the member written again; afterwards none does."""
+        """Names of the live parameters that differ from the member written again, or, where no member reaches, from
+        what they were at the start."""
         before = fingerprints(self._es_parameters())
+        unreached = differing(self.es_unreached, self._es_unreached()) if self.es_unreached else []
         self.es_write(member)
-        return differing(before, fingerprints(self._es_parameters()))
+        return differing(before, fingerprints(self._es_parameters())) or unreached
+
+    def _es_unreached(self) -> dict[str, int]:
+        """See es_unreached; a member has to be written afterwards."""
+        poison((region.name, live) for region, live in self.es_targets)
+        return fingerprints(self._es_parameters())
 
     def _es_changed(self, loaded: dict[str, int], watch: Watch | None = None) -> list[str]:
         """Names of the live parameters that are not as vLLM loaded them once the centre is written."""
