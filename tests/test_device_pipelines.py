@@ -234,6 +234,7 @@ def test_a_base_advances_and_goes_back(model: Path, make: Make, kind: Kind, num_
     for arena, base in zip(attached, bases, strict=True):
         arena.version = 0
         base.reload()
+    assert sum(base.write(None) for base in bases) % 2**64 == mine.digest()
     assert same(combine([base.apply(todo) for base in bases]), theirs_anew(model, kind, todo))
 
 
