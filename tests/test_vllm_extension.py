@@ -168,6 +168,18 @@ def test_a_map_that_is_wrong_fails_the_proof(folder: Path, monkeypatch: pytest.M
     assert "embed_tokens" in directly(worker)["obstacle"]
 
 
+def test_where_a_device_fails_in_the_proof_load_weights_stays_in_use(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr("hpc_es.engine.vllm_extension.make_base", broken)
+    worker, _, _ = attached(folder, Plain)
+    assert "no kernel image" in directly(worker)["obstacle"]
+    assert worker.es_base is worker.es_loaded
+
+
 def test_a_model_that_is_repacked_is_loaded_anew_for_each_member(folder: Path) -> None:
     worker, model, said = attached(folder, Repacks)
     assert "repacks" in said["obstacle"]

@@ -22,7 +22,7 @@ from hpc_es.engine.direct_map import Watch
 from hpc_es.engine.fingerprints import differing, fingerprints, poison
 from hpc_es.engine.loaded import LoadedBase
 from hpc_es.engine.probe import PROBE
-from hpc_es.errors import EngineError
+from hpc_es.errors import EngineError, HpcEsError
 from hpc_es.es.records import Commit, Member
 from hpc_es.noise import threads as kernel_threads
 from hpc_es.params.arena import Arena
@@ -87,13 +87,22 @@ class WorkerExtension:
         regions = [[r.name, r.start, r.rows, r.width, r.stride] for r, _ in self.es_targets]
         return {"pid": os.getpid(), "regions": regions, "obstacle": obstacle}
 
-    @torch.no_grad()
     def es_write_directly(self, counted: list[list[bool]], residence: Residence) -> dict[str, Any]:
         """From now on, write members through the direct map, if it gives what `load_weights` gives.
 
         `counted`: for each region of each rank, whether it counts for the digest. Returns the obstacle, or an empty
         one and this rank's share of the digest; the live model is the centre then.
         """
+        try:
+            return self._es_prove(counted, residence)
+        except HpcEsError:
+            raise
+        except Exception as error:  # whatever a driver, an allocator or a compiler says
+            return {"obstacle": f"{type(error).__name__}: {error}", "share": 0}
+
+    @torch.no_grad()
+    def _es_prove(self, counted: list[list[bool]], residence: Residence) -> dict[str, Any]:
+        """As es_write_directly. Errors: whatever comes where a device cannot."""
         targets = [
             (replace(region, counts=counts), live)
             for (region, live), counts in zip(self.es_targets, counted[self.rank], strict=True)
