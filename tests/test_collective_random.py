@@ -25,9 +25,10 @@ from hpc_es.transport.backends import Offer
 from hpc_es.transport.collective import EpochEvent, EpochUp, HeadCollective, WorkerCollective, sha256
 
 TIMEOUT_S = 1.0
-PATIENCE_S = 15.0
-LONGEST_CALL_S = 0.5
-"""Of the head's loop into the plane and the collective: on a busy machine a thread waits for its turn."""
+PATIENCE_S = 40.0
+LONGEST_CALL_S = 0.9
+"""Of the head's loop into the plane and the collective: less than a time limit, and more than a thread waits for its
+turn on a busy machine."""
 FAULTS = ("nothing", "join", "join", "kill", "stop", "restart head")
 
 
@@ -206,7 +207,7 @@ class Run:
             collective.close()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_living_worker_has_every_record_whatever_happens_and_the_plane_recovers(seed: int) -> None:
     rng, run = random.Random(seed), Run()
