@@ -1,5 +1,6 @@
 """tools/bench/profile_run.py: no second is lost or counted twice."""
 
+import math
 import os
 import re
 import subprocess
@@ -41,6 +42,16 @@ def test_a_run_is_told_by_phases_that_add_up_and_by_the_cpu_seconds_of_its_proce
     workers = read(tmp_path / "short" / "run.h5").workers
     assert sum(connected) == pytest.approx(workers["seconds_connected"].mean())
     assert min(row.seconds for row in rows if row.phase != "engine's end") >= 0
+    (tmp_path / "short" / "launcher.lock").unlink()
+    without = {row.phase: row.seconds for row in phases(tmp_path / "short")}
+    assert [phase for phase, seconds in without.items() if math.isnan(seconds)] == [rows[0].phase]
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    command = [sys.executable, "tools/bench/profile_run.py", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"error: {tmp_path}/run.h5 is no run.*\n", done.stderr)
 
 
 def made_in(path: str) -> Callable[[Callable[[], object]], object]:

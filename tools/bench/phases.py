@@ -4,7 +4,7 @@ Invariant: a worker's connected seconds are in exactly one row each: what it rep
 monotonic clock), messages (from the lease to the result at the head, less that), and waiting.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ def _event(run: Run, what: str) -> float:
 
 
 def _start(paths: RunPaths, run: Run) -> Iterator[Row]:
-    launched = paths.launcher_lock.stat().st_mtime
+    launched = _newest([paths.launcher_lock])
     head = _event(run, "head started")
     joined = float(run.workers["time_joined"].mean())
     yield Row("launcher, head", "imports, checks, processes, theta_0, journal", head - launched)
@@ -79,9 +79,14 @@ def _commit_delays(run: Run) -> "pd.Series[float]":
 def _end(paths: RunPaths, run: Run) -> Iterator[Row]:
     stopped = _event(run, "head stopped")
     last = float(run.evaluations.loc[run.evaluations["source"] == "run", "time_received"].max())
-    gone = max(log.stat().st_mtime for log in paths.logs.glob("*.log"))
+    gone = _newest(paths.logs.glob("*.log"))
     yield Row("head", "from the last result to its end: checkpoint, run.h5", stopped - last)
     yield Row("workers", "engine's end", gone - stopped)
-    reports = [file.stat().st_mtime for file in (paths.root / "report").glob("*")]
+    reports = list((paths.root / "report").glob("*"))
     if reports:
-        yield Row("launcher", "processes' end, report", max(reports) - gone)
+        yield Row("launcher", "processes' end, report", _newest(reports) - gone)
+
+
+def _newest(files: Iterable[Path]) -> float:
+    """When the last of them was written; NaN without any, as of a run that Slurm started."""
+    return max((file.stat().st_mtime for file in files if file.exists()), default=float("nan"))

@@ -27,6 +27,7 @@ from hpc_es.analysis.text_table import TextTable
 from hpc_es.config import load
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
+from hpc_es.errors import HpcEsError
 from hpc_es.es.population import derive
 from hpc_es.es.records import Assignment, EvalId, Member
 from hpc_es.launch.prepare import run_paths
@@ -172,7 +173,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     if not (arguments.run or arguments.rollouts):
-        print(table_of_phases(Path(arguments.target)))
+        try:
+            print(table_of_phases(Path(arguments.target)))
+        except HpcEsError as error:  # a folder that is no run, say
+            raise SystemExit(f"error: {error}") from error
         return
     config = load(Path(arguments.target), arguments.overrides).config
     if arguments.rollouts:
