@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hpc_es.engine.direct_map import regions
+from hpc_es.engine.fingerprints import fingerprint
 from hpc_es.errors import EngineError
 from hpc_es.es.records import Member
 from hpc_es.params.arena import Arena
@@ -192,3 +193,9 @@ def test_a_model_that_is_repacked_is_loaded_anew_for_each_member(folder: Path) -
 def test_a_model_that_would_lose_noise_is_refused(folder: Path, kind: type[Plain], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         attached(folder, kind)
+
+
+def test_a_fingerprint_goes_by_bits_and_places_over_all_chunks() -> None:
+    values = torch.arange(2**16 + 5, dtype=torch.float32)
+    bits = values.numpy().view("int32").tolist()
+    assert fingerprint(values) == sum((2 * i + 1) * each for i, each in enumerate(bits)) % 2**64

@@ -108,13 +108,14 @@ class WorkerExtension:
             for (region, live), counts in zip(self.es_targets, counted[self.rank], strict=True)
         ]
         base = make_base(self.es_arena, targets, self.rank, self._es_num_ranks, residence)
-        centre, unreached, share = fingerprints(self._es_tensors()), dict[str, int](), 0
+        centre, share = fingerprints(self._es_tensors()), 0
         poison(self._es_parameters())
         self.es_loaded.write(PROBE)
         perturbed = fingerprints(self._es_tensors())
+        unreached = self._es_unreached()
         # In this order, what the map leaves alone is the member's first and then has to be the centre's.
         for member, expected in ((PROBE, perturbed), (None, centre)):
-            unreached = self._es_unreached()
+            poison((region.name, live) for region, live in targets)
             share = base.write(member)
             if changed := differing(expected, fingerprints(self._es_tensors())):
                 return {"obstacle": f"{changed[0]} ({len(changed)} such) would differ", "share": 0}
