@@ -16,7 +16,7 @@ from typing import Any
 from hpc_es.engine.queues import sleep_while_waiting
 
 _POLL_S = 0.5
-_SHARED = ("psm_", "vllm_dist_")
+QUEUES, RANKS = "psm_", "vllm_dist_"
 """How the names begin that multiprocessing.shared_memory and vLLM's CPU ranks give."""
 _watching = False
 
@@ -80,7 +80,7 @@ def shared_memory(pid: int) -> set[Path]:
     except OSError:
         return set()  # it has ended
     names = (line.partition("/dev/shm/")[2] for line in lines)
-    return {Path("/dev/shm", name) for name in names if name.startswith(_SHARED) and "(deleted)" not in name}
+    return {Path("/dev/shm", name) for name in names if name.startswith((QUEUES, RANKS)) and "(deleted)" not in name}
 
 
 def _remove_leftovers(scratch: Path) -> None:

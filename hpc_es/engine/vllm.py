@@ -33,7 +33,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.base import Completion, Engine, EngineInfo, Illustrated
 from hpc_es.engine.gate import Gate, to_the_end
-from hpc_es.engine.lifetime import Tie, is_running, process_start, shared_memory
+from hpc_es.engine.lifetime import RANKS, Tie, is_running, process_start, shared_memory
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, chosen, single_tokens
 from hpc_es.engine.vllm_launch import arguments, environment, launch
@@ -109,7 +109,8 @@ class VllmEngine(Engine):
         self._processes = {pid: process_start(pid) for pid in [*self._cores(), *(rank["pid"] for rank in ranks)]}
         if obstacle := await self._write_directly(ranks):
             await self._rpc("es_write_through_load_weights")
-            log.info("members are written through load_weights: %s", obstacle)
+            level = logging.WARNING if self._engine.base == "device" else logging.INFO
+            log.log(level, "members are written through load_weights, from theta on the host: %s", obstacle)
         self._way = f"load_weights: {obstacle}" if obstacle else "direct"
 
     def _cores(self) -> list[int]:
@@ -326,7 +327,8 @@ class VllmEngine(Engine):
         for pid in self._left():
             os.kill(pid, signal.SIGKILL)
         for path in shared:
-            path.unlink(missing_ok=True)
+            if path.name.startswith(RANKS):  # the rest is removed by Python's resource tracker, which wants to find it
+                path.unlink(missing_ok=True)
         del self._arena
         shutil.rmtree(self._scratch, ignore_errors=True)
 
