@@ -1,59 +1,25 @@
 """The planner against published numbers, against the simulator and the messages themselves, and its own promises."""
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_checkpoint import make, values
-from staged_run import Staged, stage
+from plans import EPISODE, H100, QWEN_4B, QWEN_27B, config_of, of, planned, preset
 from theatre import make_config
-from typer.testing import CliRunner
 
 from hpc_es.analysis.durations import parse
-from hpc_es.analysis.plan import GPUS, Plan, Shape, Tokens, assume, make_plan, shape_of
+from hpc_es.analysis.plan import GPUS, Shape, Tokens, assume
 from hpc_es.analysis.plan import tokens as lengths
-from hpc_es.analysis.plan.assumptions import Assumptions
 from hpc_es.analysis.plan.compute import compute_of
 from hpc_es.analysis.plan.memory import GIB, gpu_memory, memory_of
 from hpc_es.analysis.plan.phases import phases_of
 from hpc_es.analysis.plan.wire import wire_of
 from hpc_es.analysis.simulate import simulate
-from hpc_es.cli import app
-from hpc_es.config import Config, load
 from hpc_es.errors import ConfigError
 from hpc_es.es.records import Commit, EvalId, UpdateMember
 from hpc_es.transport.messages import decode_commit, encode_commit
-
-CONFIGS = Path(__file__).parent.parent / "configs"
-H100 = assume("h100")
-EPISODE = Tokens(3000, 600, 15, "given")
-QWEN_4B, QWEN_27B = 4.515e9, 27.78e9
-"""Parameters whose bf16 weights take the published GiB: computed from these, not published."""
-
-
-def of(parameters: float, **changes: Any) -> Shape:
-    """As Qwen3-4B's in its layers."""
-    known = {"trained": parameters, "active": parameters, "kv_elements": 2 * 36 * 8 * 128, "kv_heads": 8}
-    return Shape(**{"parameters": parameters, "source": "given", **known, **changes})
-
-
-def config_of(**sections: dict[str, Any]) -> Config:
-    eval_, checkpoint = {"num_tasks": 0}, {"every": 1000}
-    return make_config(**{"eval": eval_, "checkpoint": checkpoint, **sections})
-
-
-def preset(name: str) -> Config:
-    """A fragment of configs/ on top of what every run has to say."""
-    return load(CONFIGS / "quickstart.yaml", [str(CONFIGS / name), "engine.max_model_len=4096"]).config
-
-
-def planned(config: Config, shape: Shape, *, workers: int = 2, assumed: Assumptions = H100) -> Plan:
-    return make_plan(config, shape, EPISODE, assumed, num_workers=workers)
-
 
 # --- what is published ------------------------------------------------------------------------------------------
 
@@ -148,6 +114,19 @@ def test_every_remedy_is_one(gpu, parameters, base, dtype, length, cache):
             changed = changed.model_copy(update={section: part})
         after = gpu_memory(changed, shape, assumed)
         assert after.is_ample or (after.fits and not needs.gpu.fits)
+
+
+def test_only_ranks_that_share_the_heads_out_evenly_are_offered():
+    smol = of(QWEN_27B, heads=9, kv_heads=3)  # SmolLM2's heads
+    assert memory_of(config_of(model={"dtype": "float32"}), smol, H100).remedies == (
+        "model.dtype=bfloat16",
+        "engine.tensor_parallel=3",
+    )
+    seven_billion = of(QWEN_27B, heads=28, kv_heads=4)  # 7 would cut groups that share keys and values
+    assert memory_of(config_of(), seven_billion, assume("a10")).remedies == ("engine.tensor_parallel=4",)
+    assert planned(config_of(engine={"tensor_parallel": 3}), smol).num_gpus == 6
+    with pytest.raises(ConfigError, match=r"tensor_parallel=2 does not divide the model's 9 .* one of 1, 3, 9$"):
+        planned(config_of(engine={"tensor_parallel": 2}), smol)
 
 
 def test_what_does_not_fit_says_so():
@@ -342,143 +321,3 @@ def test_a_head_with_a_gpu_streams_theta_through_it():
     assert planned(config, of(QWEN_4B)).num_gpus == 3
     without = config_of(slurm={"head": {"gpus_per_task": 1}}, head={"device": "cpu"})
     assert planned(without, of(QWEN_4B)).phases.head == "cores"
-
-
-def test_a_lease_that_is_too_short_and_jobs_that_are_too_small_are_told():
-    config = config_of(slurm={"head": {"memory": "16G"}, "worker": {"memory": "64G"}}, transport={"lease_timeout": 1})
-    plan = planned(config, of(QWEN_4B))
-    lease, head = plan.cautions
-    assert "transport.lease_timeout=1" in lease
-    assert "slurm.head.memory=16G" in head
-    roomy = config_of(slurm={"head": {"memory": "24000"}, "worker": {"memory": "0"}})
-    assert planned(roomy, of(QWEN_4B)).cautions == ()
-    assert "does not fit" in planned(roomy, of(QWEN_27B), assumed=assume("a10")).cautions[0]
-
-
-@pytest.mark.parametrize(("staleness", "most"), [({"mode": "sync"}, 4), ({"mode": "natural", "max_lag": 2}, 12)])
-def test_workers_that_would_only_idle_are_told(staleness, most):
-    config = config_of(staleness=staleness)
-    assert planned(config, of(135e6), workers=most).cautions == ()
-    (told,) = planned(config, of(135e6), workers=most + 3).cautions
-    assert f"at most {most} members at once: 3 of the {most + 3} workers" in told
-
-
-# --- what is given ----------------------------------------------------------------------------------------------
-
-
-def test_the_shape_is_read_from_a_folder_and_counts_what_is_trained(tmp_path):
-    layers = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 40}
-    folder = make(tmp_path / "model", **layers)
-    model = config_of(model={"path": str(folder), "exclude": ["*embed*"]}).model
-    shape = shape_of(model)
-    sizes = {name: tensor.size for name, tensor in values().items()}
-    assert shape.parameters == sum(sizes.values())
-    assert shape.trained == shape.parameters - sizes["model.embed_tokens.weight"]
-    assert (shape.kv_elements, shape.kv_heads) == (2 * 3 * 2 * 10, 2)
-    hybrid = make(tmp_path / "hybrid", **layers, layer_types=["linear_attention", "full_attention", "linear_attention"])
-    assert shape_of(model, described=hybrid).kv_elements == 2 * 2 * 10
-
-
-def test_a_model_elsewhere_has_to_be_described():
-    with pytest.raises(ConfigError, match=r"--parameters 4\.5e9"):
-        shape_of(config_of().model)
-    assert shape_of(config_of().model, parameters=5e9).kv_elements is None
-
-
-def test_the_length_of_an_episode_is_given_or_measured(tmp_path):
-    config = load(CONFIGS / "quickstart.yaml").config  # sudoku, 3 blanks, 1 token a turn
-    assert lengths.turn_limit(config) == 9
-    assert lengths.given(config, per_episode=400, answer_share=0.25) == Tokens(
-        391, 9, 9, "L is given, answers are assumed"
-    )
-    assert lengths.given(config, per_episode=20, answer_share=0.25).answer == 5
-    assert lengths.given(config, prompt=300, answer=3, turns=3, answer_share=0.25).total == 303
-    with pytest.raises(ConfigError, match="--tokens-per-episode L"):
-        lengths.given(config, prompt=300, answer_share=0.25)
-    run = stage(tmp_path / "staged", Staged())
-    episodes = run.episodes[run.episodes["kind"] == "train"]
-    measured = lengths.measured(run)
-    assert measured.total == pytest.approx((episodes["tokens_in"] + episodes["tokens_out"]).mean())
-
-
-def test_assumptions_can_be_set_and_mistakes_are_explained(tmp_path):
-    assert assume("h100", ["memory_gib=94"]).memory_gib == 94
-    mine = tmp_path / "mine.yaml"
-    mine.write_text("gpu: a10\nturn_s: 0.5\n")
-    assert (assume(str(mine)).turn_s, assume(str(mine)).memory_gib) == (0.5, GPUS["a10"]["memory_gib"])
-    mine.write_text("memory_gib: 10\n")
-    for gpu, changes, complaint in (
-        ("h10", [], "did you mean h100"),
-        ("h100", ["prefil_share=1"], "did you mean prefill_share"),
-        ("h100", ["prefill_share=2"], "prefill_share=2"),
-        ("h100", ["prefill_share"], "KEY=VALUE"),
-        (str(mine), [], "memory_gb_per_s is missing"),
-        (str(tmp_path / "none.yaml"), [], "cannot be read"),
-    ):
-        with pytest.raises(ConfigError, match=complaint):
-            assume(gpu, changes)
-
-
-# --- the command ------------------------------------------------------------------------------------------------
-
-
-def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["plan", *arguments])
-
-
-SUDOKU = (
-    str(CONFIGS / "methods/agentic-esopt/sudoku-h5.yaml"),
-    "run.name=planned",
-    "model.path=elsewhere",
-    "run.num_updates=3",
-)
-
-
-def test_the_command_prints_what_it_assumes():
-    done = invoke(*SUDOKU, "--gpu", "h200", "--workers", "4", "--tokens-per-episode", "3600", "--parameters", "4.5e9")
-    assert done.exit_code == 0, done.output
-    lines = {line.split()[0]: line.split() for line in done.output.splitlines() if line.strip()}
-    for name, value in assume("h200").model_dump().items():
-        assert lines[name][1] == f"{value:g}"
-    assert "8.38 GiB" in done.output
-
-
-def test_its_json_has_the_numbers():
-    options = ("--workers", "4", "--tokens-in", "3000", "--tokens-out", "600", "--parameters", "4.5e9", "--json")
-    facts = json.loads(invoke(*SUDOKU, *options).stdout)
-    assert facts["memory"]["gpu"]["weights"] == 9e9
-    assert facts["compute"]["per_update"] == 2 * 32 * 32 * 3600 * 4.5e9
-    assert facts["gpu_hours"] == pytest.approx(4 * facts["simulated"]["total_s"] / 3600)
-    assert facts["assumptions"] == H100.model_dump()
-
-
-def test_a_machine_without_a_gpu_is_planned_like_any_other():
-    options = ("--gpu", str(CONFIGS / "hardware/two-cores.yaml"), "--workers", "2", "--parameters", "1.35e8")
-    tokens = ("--tokens-in", "141", "--tokens-out", "3", "--turns", "3", "--json")
-    facts = json.loads(invoke(str(CONFIGS / "quickstart.yaml"), *options, *tokens).stdout)
-    assert facts["num_gpus"] == facts["gpu_hours"] == 0
-    assert facts["phases"]["base"] == facts["phases"]["head"] == "cores"
-    assert facts["memory"]["worker_job"] > facts["memory"]["gpu"]["total"] + facts["memory"]["arena"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--workers", "0"], "--workers 0"),
-        (["--gpu", "h1000"], "did you mean h100"),
-        (["--tokens-per-episode", "-3"], "must be a number above 0"),
-        (["--tokens-per-episode", "1e30"], "below 1e+15"),
-        (
-            ["task.options={size: 7, blanks: null}", "--parameters", "1e9", "--tokens-per-episode", "9"],
-            "sudoku needs a size of",
-        ),
-        (["task.options={blanks: x}", "--parameters", "1e9", "--tokens-per-episode", "9"], "a whole number of blanks"),
-        (["--parameters", "1e9"], "--tokens-per-episode L"),
-        (["--parameters", "1e9", "--active-parameters", "2e9"], "must be at most"),
-        (["--like", "nowhere", "--turns", "3", "--parameters", "1e9"], "leave out"),
-    ],
-)
-def test_mistakes_are_one_plain_message(arguments, complaint):
-    done = invoke(*SUDOKU, *arguments)
-    assert done.exit_code == 2
-    assert complaint in done.output

@@ -98,6 +98,8 @@ def plan(
         out.print()
         out.print(_table(title, lines))
     out.print()
+    for caution in made.cautions:
+        out.print(f"caution: {caution}", style="yellow", markup=False)
     command = ["hpc-es", "simulate", str(config), *(overrides or ()), "--workers", str(num_workers)]
     command += ["--durations", made.durations]
     out.print(f"the same wall-clock, other modes: {shlex.join(command)}", style="dim", markup=False)
@@ -162,9 +164,9 @@ def _gpu_lines(settings: "Config", made: "Plan") -> list[Line]:
     lines: list[Line] = [("weights", _gib(gpu.weights), settings.model.dtype)]
     if gpu.staging or gpu.reserve:
         hint = f"; {memory.to_device} would leave room for it here" if memory.to_device else ""
-        where = "and the optimiser's state, in float32" if gpu.theta else f"in the host's memory{hint}"
+        where = "and the optimiser's state, in float32" if gpu.theta else f"not here, but in the host's memory{hint}"
         lines += [
-            ("theta", _gib(gpu.theta), where),
+            ("theta", _gib(gpu.theta) if gpu.theta else "-", where),
             ("staging", _gib(gpu.staging), "left free beside theta" if gpu.theta else "members are written through it"),
             ("reserve", _gib(gpu.reserve), "context, activations, graphs"),
         ]
@@ -266,9 +268,9 @@ def _run_lines(made: "Plan") -> list[Line]:
 
 def _compute_lines(made: "Plan", assumed: "Assumptions") -> list[Line]:
     flops = made.compute
-    in_all = f"{flops.in_all / 1e18:.3g} EFLOPs, {flops.ratio_in_all:.2f} x GRPO's"
+    in_all = f"{flops.in_all / 1e18:.3g} EFLOPs, {_ratio(flops.ratio_in_all)} x GRPO's"
     return [
-        ("an update", f"{flops.per_update:.3g}", f"2 N T P L, {flops.ratio_per_update:.2f} x GRPO's"),
+        ("an update", f"{flops.per_update:.3g}", f"2 N T P L, {_ratio(flops.ratio_per_update)} x GRPO's"),
         ("all updates", f"{flops.in_all:.3g}", f"{in_all} in {assumed.grpo_updates:g} updates"),
         ("evaluations", f"{flops.evaluations:.3g}", "on held-out tasks, at the same L"),
         ("a GRPO update", f"{flops.grpo_per_update:.3g}", f"{assumed.grpo_update:g} P L"),
@@ -305,6 +307,10 @@ def _seconds(seconds: float) -> str:
 
 def _time(seconds: float) -> str:
     return _seconds(seconds) if seconds < 600 else f"{seconds / 3600:,.3g} h"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _number(value: Any) -> str:

@@ -6,7 +6,7 @@ the same.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hpc_es.analysis.accounts import Simulated
 from hpc_es.analysis.durations import parse
@@ -21,6 +21,7 @@ from hpc_es.analysis.plan.wire import Wire, wire_of
 from hpc_es.analysis.simulate import simulate
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError
+from hpc_es.params.heads import check_ranks
 
 __all__ = ["GPUS", "Assumptions", "Plan", "Shape", "Tokens", "assume", "make_plan", "shape_of"]
 
@@ -30,6 +31,8 @@ NO_LEASE_S = 1e12
 @dataclass(frozen=True)
 class Plan:
     num_workers: int
+    num_up: int
+    """Of them that have started before the run ends."""
     shape: Shape
     tokens: Tokens
     memory: Memory
@@ -41,7 +44,7 @@ class Plan:
     simulated: Simulated
     num_gpus: int
     """Of all workers, and of a head that uses one."""
-    cautions: tuple[str, ...]
+    cautions: tuple[str, ...] = ()
 
     @property
     def gpu_hours_per_update(self) -> float:
@@ -57,9 +60,11 @@ class Plan:
 def make_plan(
     config: Config, shape: Shape, tokens: Tokens, assumed: Assumptions, *, num_workers: int, seed: int = 0
 ) -> Plan:
-    """Errors: ConfigError for an engine that has no weights here."""
+    """Errors: ConfigError for an engine that has no weights here, or ranks that cannot share the model."""
     if config.engine.kind == "endpoint":
         raise ConfigError("engine.kind=endpoint has no weights here, so there is no run to plan; take vllm")
+    if not shape.other_model:
+        check_ranks(config.engine.tensor_parallel, shape.heads)
     needs = memory_of(config, shape, assumed)
 
     def playing(num_episodes: int) -> Phases:
@@ -69,8 +74,13 @@ def make_plan(
     batch = min(config.eval.batch or config.es.tasks_per_member, max(config.eval.num_tasks, 1))
     longest = playing(max(batch, config.es.tasks_per_member))
     durations = _durations(takes, playing(batch).evaluation / takes.evaluation, assumed)
-    return Plan(
+    lasts = parse(durations, population=config.es.population, seed=seed)
+    simulated = simulate(
+        _with_long_leases(config, longest_evaluation(longest, assumed)), lasts, num_workers=num_workers
+    )
+    made = Plan(
         num_workers=num_workers,
+        num_up=sum(lasts.start(number, 0) < simulated.total_s for number in range(num_workers)),
         shape=shape,
         tokens=tokens,
         memory=needs,
@@ -78,14 +88,10 @@ def make_plan(
         phases=takes,
         compute=compute_of(config, shape, tokens, assumed),
         durations=durations,
-        simulated=simulate(
-            _with_long_leases(config, longest_evaluation(longest, assumed)),
-            parse(durations, population=config.es.population, seed=seed),
-            num_workers=num_workers,
-        ),
+        simulated=simulated,
         num_gpus=(num_workers * config.engine.tensor_parallel + head_has_gpu(config, assumed)) * assumed.has_gpu,
-        cautions=tuple(cautions_of(config, needs, longest, assumed, num_workers=num_workers)),
     )
+    return replace(made, cautions=tuple(cautions_of(config, made, longest, assumed)))
 
 
 def _with_long_leases(config: Config, longest: float) -> Config:

@@ -6,7 +6,7 @@ Invariant: nothing in a plan rests on a constant that is not in here, and a plan
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,13 @@ class Assumptions(Model):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     memory_gib: float = Field(gt=0)
-    """Memory of a GPU."""
+    """Memory of a GPU or, where there is none, of the machine."""
     memory_gb_per_s: float = Field(gt=0)
     """Its bandwidth."""
     bf16_tflops: float = Field(gt=0)
     """Dense, also for float16."""
     fp32_tflops: float = Field(gt=0)
+    """Without tensor cores."""
     link_gb_per_s: float | None = Field(gt=0)
     """Between host and GPU, each way. null: there is no GPU, the engine computes on the host's cores."""
 
@@ -124,7 +125,7 @@ def assume(gpu: str, changes: Sequence[str] = ()) -> Assumptions:
     try:
         return Assumptions.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(_explained(fault, origin) for fault in error.errors())) from None
+        raise ConfigError("; ".join(_explained(error.errors(), origin))) from None
 
 
 def _named(name: str, origin: str) -> Mapping[str, Any]:
@@ -147,14 +148,14 @@ def _read(path: Path) -> Mapping[str, Any]:
     return values if base is None else {**_named(str(base), f"gpu: {base} in {path}"), **values}
 
 
-def _explained(fault: Any, origin: str) -> str:
-    key = str(fault["loc"][0])
-    match fault["type"]:
-        case "extra_forbidden":
+def _explained(faults: Sequence[Any], origin: str) -> Iterator[str]:
+    if missing := [str(fault["loc"][0]) for fault in faults if fault["type"] == "missing"]:
+        yield f"{origin} misses {', '.join(missing)}: give them there, or with --set {missing[0]}=VALUE"
+    for fault in faults:
+        key = str(fault["loc"][0])
+        if fault["type"] == "extra_forbidden":
             close = difflib.get_close_matches(key, Assumptions.model_fields, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(Assumptions.model_fields)}"
-            return f"{key} is no assumption of a plan: {hint}"
-        case "missing":
-            return f"{origin}: {key} is missing; give it there, or with --set {key}=VALUE"
-        case _:
-            return f"{key}={fault['input']}: {fault['msg']}"
+            yield f"{key} is no assumption of a plan: {hint}"
+        elif fault["type"] != "missing":
+            yield f"{key}={fault['input']}: {fault['msg']}"

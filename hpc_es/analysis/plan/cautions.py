@@ -3,12 +3,18 @@
 import math
 import re
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hpc_es.analysis.plan.assumptions import Assumptions
-from hpc_es.analysis.plan.memory import GIB, Memory
+from hpc_es.analysis.plan.memory import GIB
 from hpc_es.analysis.plan.phases import Phases
+from hpc_es.analysis.plan.shape import Shape
+from hpc_es.analysis.plan.tokens import Tokens
 from hpc_es.config.es import Natural, Sync
 from hpc_es.config.schema import Config
+
+if TYPE_CHECKING:
+    from hpc_es.analysis.plan import Plan
 
 LONGEST_DEVIATIONS = 4
 """So many standard deviations above the mean, the longest evaluations of a run are looked for."""
@@ -20,10 +26,10 @@ def longest_evaluation(takes: Phases, assumed: Assumptions) -> float:
     return takes.catch_up + takes.evaluation * (1 + LONGEST_DEVIATIONS * assumed.evaluation_cv)
 
 
-def cautions_of(
-    config: Config, needs: Memory, takes: Phases, assumed: Assumptions, *, num_workers: int
-) -> Iterator[str]:
-    """Sentences with the key that helps."""
+def cautions_of(config: Config, made: "Plan", takes: Phases, assumed: Assumptions) -> Iterator[str]:
+    """Sentences with the key that helps. `takes`: of the largest evaluation."""
+    yield from _of_what_is_given(config, made.shape, made.tokens)
+    needs, num_workers = made.memory, made.num_workers
     if not needs.gpu.fits:
         yield "the model does not fit, so seconds and all that follows from them are those of a GPU on which it would"
     if (longest := longest_evaluation(takes, assumed)) > config.transport.lease_timeout:
@@ -36,12 +42,42 @@ def cautions_of(
             f"staleness.mode={config.staleness.mode} hands out at most {most} members at once: "
             f"{num_workers - most} of the {num_workers} workers would only ever idle or score held-out tasks"
         )
+    if made.num_up < num_workers:
+        yield (
+            f"{made.num_up} of {num_workers} workers came up before the end: a run this short needs fewer "
+            f"(start_s={assumed.start_s:g})"
+        )
     for role, job, needed in (
         ("head", config.slurm.head, needs.head_job),
         ("worker", config.slurm.worker, needs.worker_job),
     ):
         if job.memory is not None and 0 < _slurm_bytes(job.memory) < needed:
             yield f"slurm.{role}.memory={job.memory} is less than the {needed / GIB:.1f} GiB that this job needs"
+
+
+def _of_what_is_given(config: Config, shape: Shape, tokens: Tokens) -> Iterator[str]:
+    if shape.other_model:
+        yield (
+            f"KV cache and heads are still those of {shape.other_model}, though --parameters are given: name the "
+            "other model's config.json with --model-config FILE"
+        )
+    if tokens.with_cached:
+        yield (
+            "every prompt of --like counts in full, though the run's prefix cache spared a part, so L and all that "
+            "follows from it are too high: give --tokens-in without that part, and as measured "
+            f"--tokens-out {tokens.answer:.4g} --turns {tokens.turns:.4g}"
+        )
+    answers, length = config.sampling.max_tokens, config.engine.max_model_len
+    if tokens.answer > tokens.turns * answers:
+        yield (
+            f"{tokens.answer:,.0f} answer tokens are more than {tokens.turns:g} turns of sampling.max_tokens={answers} "
+            "make: no episode can be as long"
+        )
+    if tokens.total > tokens.turns * length:
+        yield (
+            f"L = {tokens.total:,.0f} tokens are more than {tokens.turns:g} turns of engine.max_model_len={length} "
+            "hold: no episode can be as long"
+        )
 
 
 def _most_at_once(config: Config) -> float:

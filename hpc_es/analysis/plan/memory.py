@@ -15,12 +15,12 @@ from hpc_es.config import yaml12
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError
 from hpc_es.es import optimiser as optimisers
+from hpc_es.params.heads import possible_ranks
 from hpc_es.params.room import gets_room, share_beside
 
 GIB, MIB = 2.0**30, 2.0**20
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BASES: tuple[Literal["host"], Literal["device"]] = ("host", "device")
-RANKS_TRIED = (2, 4, 8)
 CPU_CACHE_MIB = 256
 """As the engine takes on a CPU, where nothing else is said."""
 MIN_CACHE_MIB = 16
@@ -163,7 +163,7 @@ def _engine_share(config: Config, assumed: Assumptions) -> float:
 
 
 def _remedies(config: Config, shape: Shape, assumed: Assumptions, now: GpuMemory) -> tuple[str, ...]:
-    single = list(_changes(config, now))
+    single = list(_changes(config, shape, now))
     for changes in (single, [" ".join(pair) for pair in itertools.combinations(single, 2) if _differ(*pair)]):
         tried = [(text, gpu_memory(_with(config, text), shape, assumed)) for text in changes]
         ample = [text for text, memory in tried if memory.is_ample]
@@ -172,7 +172,7 @@ def _remedies(config: Config, shape: Shape, assumed: Assumptions, now: GpuMemory
     return ()
 
 
-def _changes(config: Config, now: GpuMemory) -> Iterator[str]:
+def _changes(config: Config, shape: Shape, now: GpuMemory) -> Iterator[str]:
     """Overrides, the cheapest first."""
     engine = config.engine
     if now.base == "device":
@@ -183,7 +183,7 @@ def _changes(config: Config, now: GpuMemory) -> Iterator[str]:
         yield f"engine.max_concurrent={fewer}"
     if config.model.dtype == "float32":
         yield "model.dtype=bfloat16"
-    for ranks in RANKS_TRIED:
+    for ranks in possible_ranks(shape.heads, shape.kv_heads):
         if ranks > engine.tensor_parallel:
             yield f"engine.tensor_parallel={ranks}"
 

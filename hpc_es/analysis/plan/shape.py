@@ -10,6 +10,7 @@ from typing import Any
 
 from hpc_es.config.schema import ModelConfig
 from hpc_es.errors import ConfigError
+from hpc_es.params.heads import num_heads
 from hpc_es.params.layout import lay_out
 from hpc_es.params.weights import read_config, text_config
 
@@ -27,6 +28,10 @@ class Shape:
     kv_heads: int | None
     """Over so many ranks at most the cache is cut; further ones hold copies."""
     source: str
+    heads: int | None = None
+    """Attention heads; tensor-parallel ranks get equally many. None where no config.json says it."""
+    other_model: str = ""
+    """Whose KV cache and heads these are, where P is given in place of its own."""
 
 
 def shape_of(
@@ -52,7 +57,16 @@ def shape_of(
     if active is not None and active > parameters:
         raise ConfigError(f"--active-parameters {active:g} must be at most the {parameters:g} of the whole model")
     kv_elements, kv_heads = _kv(config) if config else (None, None)
-    return Shape(parameters, trained, active or parameters, kv_elements, kv_heads, source)
+    return Shape(
+        parameters,
+        trained,
+        active or parameters,
+        kv_elements,
+        kv_heads,
+        source,
+        heads=num_heads(config) if config else None,
+        other_model=str(folder) if config and source == "given" and not described else "",
+    )
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of one episode, mean. What the prefix cache spares is not counted: L is what is computed."""
+    """Of one episode, mean. L is what is computed; only what a run recorded may hold cached prefixes too."""
 
     prompt: float
     answer: float
     turns: float
     source: str
+    with_cached: bool = False
+    """Prompts are counted in full, though a prefix cache spared a part."""
 
     @property
     def total(self) -> float:
@@ -42,10 +44,9 @@ def given(
     if per_episode is None:
         if prompt is None or answer is None:
             raise ConfigError(
-                "how long an episode is has to be said: --tokens-per-episode L (prompts and answers of all turns "
-                "together, without what the prefix cache spares), or --tokens-in and --tokens-out apart, or --like RUN "
-                f"for those of a run. Answers have at most {longest:,.0f} tokens here ({turns:g} turns of "
-                f"sampling.max_tokens={config.sampling.max_tokens})"
+                "say how long an episode is: --tokens-per-episode L, or --tokens-in and --tokens-out, or --like RUN. "
+                "L counts prompts and answers of all turns, without what the prefix cache spares; answers have at most "
+                f"{longest:,.0f} tokens here, {turns:g} turns of sampling.max_tokens={config.sampling.max_tokens}"
             )
         return Tokens(prompt, answer, turns, "given")
     if prompt is not None:
@@ -65,7 +66,10 @@ def measured(run: "Run") -> Tokens:
     if episodes.empty:
         raise StoreError("the run has no training episode: how long one is cannot be read from it")
     prompt, answer, turns = (float(episodes[name].mean()) for name in ("tokens_in", "tokens_out", "turns"))
-    return Tokens(prompt, answer, turns, f"means over {len(episodes):,} episodes, cached prefixes included")
+    engine = run.config.get("engine", {})
+    with_cached = engine.get("kind", "vllm") == "vllm" and engine.get("prefix_cache", True)
+    source = f"means over {len(episodes):,} episodes" + (", cached prefixes included" if with_cached else "")
+    return Tokens(prompt, answer, turns, source, with_cached)
 
 
 def turn_limit(config: Config) -> float:
