@@ -186,9 +186,10 @@ def test_a_worker_that_cannot_start_is_not_tried_again(stage: Stage, code: int) 
     assert stage.num_starts("local-0") == 1
 
 
-def test_a_head_that_fails_ends_the_run_with_its_log(stage: Stage) -> None:
-    stage.script(head=["print('error: disk full', flush=True); sys.exit(1)"], local_0=[WAITS])
-    with pytest.raises(RunFailed, match=r"(?s)head failed; .*error: disk full"):
+@pytest.mark.parametrize(("code", "kind"), [(1, RunFailed), (2, ConfigError)])
+def test_a_head_that_fails_ends_the_run_with_its_log(stage: Stage, code: int, kind: type[Exception]) -> None:
+    stage.script(head=[f"print('error: disk full', flush=True); sys.exit({code})"], local_0=[WAITS])
+    with pytest.raises(kind, match=r"(?s)head failed; .*error: disk full"):
         stage.run(stage.config(stop_timeout=1.0))
     assert stage.num_starts("head") == 1
 
@@ -309,6 +310,15 @@ def test_arenas_that_do_not_fit_are_refused_before_anything_starts(
     with pytest.raises(ModelError, match=r"4 arenas of .* would fit"):
         stage.run(stage.config(workers=3))
     assert stage.num_starts("head") == 0
+
+
+def test_ranks_that_cannot_share_the_model_are_refused_before_anything_starts(stage: Stage) -> None:
+    small_checkpoint.make(stage.model, num_attention_heads=9)
+    config = stage.config()
+    cut = config.model_copy(update={"engine": config.engine.model_copy(update={"tensor_parallel": 2})})
+    with pytest.raises(ConfigError, match="tensor_parallel=2 does not divide the model's 9 attention heads"):
+        stage.run(cut)
+    assert not stage.all_pids()
 
 
 def test_a_model_that_cannot_be_used_is_refused_before_anything_starts(stage: Stage) -> None:

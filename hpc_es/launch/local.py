@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from hpc_es.config import Config
-from hpc_es.errors import LaunchError, RunFailed, TransportError
+from hpc_es.errors import ConfigError, LaunchError, RunFailed, TransportError
 from hpc_es.launch import prepare
 from hpc_es.launch.process import Child, Family, last_lines
 from hpc_es.paths import RunPaths
@@ -56,8 +56,8 @@ def run_local(
     """Start the run, or go on with it, and return when it is finished or was stopped (SIGINT, SIGTERM, SIGHUP).
 
     Waits for head and workers; `on_status` is called about once a second while the head answers. Signals are only
-    caught in the main thread. Errors: ConfigError, ModelError, EnvError before anything starts; LaunchError, RunFailed
-    with the end of the log of the process that failed.
+    caught in the main thread. Errors: ConfigError, ModelError, EnvError before anything starts; LaunchError, RunFailed,
+    or ConfigError for a mistake that only the head could find, with the end of the log of the process that failed.
     """
     paths = prepare.run_paths(config)
     with prepare.launcher_lock(paths):
@@ -167,6 +167,8 @@ class _Supervisor:
             return  # workers that were sent home may be seen to end before the head does
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         evidence = self._last_words(role)
+        if code == EXIT_HOPELESS and role is self.head:
+            raise ConfigError(f"head failed; {evidence}")  # only a mistake ends it so, and it is still one here
         if code == EXIT_HOPELESS or (code == EXIT_FAILED and not role.has_joined):
             raise (RunFailed if role is self.head else LaunchError)(f"{role.name} failed; {evidence}")
         bound = self.config.launch.max_restarts

@@ -20,6 +20,8 @@ from hpc_es.errors import ConfigError, LaunchError, ModelError, StoreError
 from hpc_es.head.tasks import count_tasks
 from hpc_es.launch.manifest import settle_tasks
 from hpc_es.params import check_memory, checkpoint
+from hpc_es.params.heads import check_ranks, num_heads
+from hpc_es.params.weights import read_config
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Committed, Started, Stopped
@@ -42,7 +44,8 @@ def is_finished(paths: RunPaths) -> bool:
 def check(config: Config) -> None:
     """Find what would make the head or every worker fail at its start, and settle the manifest of evaluation tasks.
 
-    Errors: ModelError, EnvError, StoreError; ConfigError, also when a run that has begun has other evaluation tasks.
+    Errors: ModelError, EnvError, StoreError; ConfigError, also when tensor-parallel ranks cannot share the model, and
+    when a run that has begun has other evaluation tasks.
     """
     if config.engine.kind == "endpoint":
         raise ConfigError(
@@ -50,6 +53,7 @@ def check(config: Config) -> None:
             f"{config.model.path}` evaluates it, and engine.kind=vllm or transformers train a model of your own"
         )
     check_model(Path(config.model.path))
+    check_ranks(config.engine.tensor_parallel, num_heads(read_config(Path(config.model.path))))
     model, optimiser = config.model, config.es.optimiser.kind
     num_arenas = config.launch.workers + 1  # the head has one too
     check_memory(model.path, num_arenas, include=model.include, exclude=model.exclude, optimiser=optimiser)
