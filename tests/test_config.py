@@ -1,14 +1,21 @@
 """Reading, checking, writing and comparing configurations."""
 
+import ast
+import inspect
+import itertools
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from hpc_es.config import Config, compare, config_digest, flatten, load, save, yaml12
+from hpc_es.config.schema import TAGGED
 from hpc_es.errors import ConfigError
 
 MINIMAL = """\
@@ -174,6 +181,7 @@ def test_an_unknown_key_suggests_the_right_one(config_file: Path, override: str,
         ("task.options=3", "must be a section of key: value pairs"),
         ("es={mirrored: true, population: 15}", "es.population=15 must be even when es.mirrored is on"),
         ("transport.heartbeat_timeout=1s", "must be at least twice transport.heartbeat"),
+        ("engine={kind: lab, tensor_parallel: 2}", "engine.tensor_parallel=2 is for engine.kind=vllm, not for lab"),
         ("engine.max_model_len=64", "sampling.max_tokens=64 must be below engine.max_model_len=64"),
         ("nonsense", "must have the form section.key=value"),
         ("es.=3", "must have the form section.key=value"),
@@ -182,6 +190,40 @@ def test_an_unknown_key_suggests_the_right_one(config_file: Path, override: str,
 )
 def test_a_wrong_value_names_key_value_and_rule(config_file: Path, override: str, complaint: str) -> None:
     assert complaint in error_of(config_file, override)
+
+
+def test_every_key_says_what_it_means() -> None:
+    told = [key for model in models_below(Config) for key in keys_with_docstrings(model)]
+    keys = [key for model in models_below(Config) for key in own_keys(model)]
+    assert "EngineConfig.tensor_parallel" in keys
+    assert [key for key in keys if key not in told] == []
+
+
+def models_below(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    yield model
+    for field in model.model_fields.values():
+        for section in sections_of(field):
+            yield from models_below(section)
+
+
+def sections_of(field: FieldInfo) -> list[type[BaseModel]]:
+    kinds = (field.annotation, *get_args(field.annotation))
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+
+
+def own_keys(model: type[BaseModel]) -> Iterator[str]:
+    """Without those of sections, whose own keys say more, and without the names of kinds of a section."""
+    for name, field in model.model_fields.items():
+        if not sections_of(field) and name not in TAGGED.values():
+            yield f"{model.__name__}.{name}"
+
+
+def keys_with_docstrings(model: type[BaseModel]) -> Iterator[str]:
+    (defined,) = ast.parse(inspect.getsource(model)).body
+    assert isinstance(defined, ast.ClassDef)
+    for line, below in itertools.pairwise(defined.body):
+        if isinstance(line, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+            yield f"{model.__name__}.{ast.unparse(line.target)}"
 
 
 def test_every_fault_is_named_at_once_with_its_line(config_file: Path) -> None:

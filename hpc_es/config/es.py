@@ -15,6 +15,7 @@ class Schedule(Model):
     """A value over the updates. A bare number in YAML means constant."""
 
     kind: Literal["constant", "cosine", "linear"] = "constant"
+    """How the value goes from `start` to `end`."""
     start: float = Field(ge=0, le=1e6)
     """Bounded, so that no coefficient leaves the range of float32."""
     end: float | None = Field(None, ge=0, le=1e6)
@@ -46,6 +47,7 @@ class LagWeightConfig(Model):
     kind: Literal["none", "inverse", "exponential"] = "none"
     """inverse: (1 + lag)^-rate (staleness-aware SGD; Zhang et al., 2016). exponential: exp(-rate * lag)."""
     rate: float = Field(1.0, gt=0, le=100)
+    """Of the decay over lag."""
 
 
 class OptimiserConfig(Model):
@@ -67,13 +69,16 @@ class EsConfig(Model):
     population: int = Field(30, gt=1, le=10**6)
     """Members per update, N."""
     sigma: Schedule = Schedule(start=1e-3)
+    """Standard deviation of a perturbation, in units of the parameters."""
     alpha: Schedule = Schedule(start=5e-4)
+    """Step size."""
     subspaces: int = Field(1, ge=1, le=64)
     """K disjoint random parts of all parameters, drawn anew for every update; members perturb one part each, with
     sqrt(K) * sigma (CoPES; Wang et al., 2026). 1: every member perturbs everything."""
     mirrored: bool = False
     """Members come in +/- pairs that share their noise."""
     shaping: Literal["zscore", "centred_ranks"] = "zscore"
+    """How fitness becomes utilities: standard deviations from the cohort's mean, or ranks from -0.5 to 0.5."""
     baseline: Literal["none", "batch", "centre"] = "none"
     """Subtracted from the fitness before shaping, for each task batch (one per dispatch version): the mean of the
     batch's members in the cohort, or the fitness of the unperturbed centre, which costs one evaluation per version."""

@@ -40,19 +40,24 @@ class ModelConfig(Model):
     include: tuple[str, ...] = ("*",)
     """Patterns (fnmatch) of canonical tensor names that are trained."""
     exclude: tuple[str, ...] = ()
+    """Patterns, likewise, of those that are not trained, whatever `include` says."""
 
 
 class SamplingConfig(Model):
-    """How answers are drawn. temperature 0 is greedy."""
+    """How answers are drawn."""
 
     temperature: float = Field(0.0, ge=0, le=2)
+    """The logits are divided by it. 0: greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """The likeliest tokens that together have this probability are drawn from. 1: no limit."""
     top_k: int = Field(0, ge=0)
-    """0: no limit."""
+    """So many of the likeliest tokens are drawn from. 0: no limit."""
     presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """Subtracted from the logit of a token that the answer has already."""
     max_tokens: int = Field(64, ge=1)
     """New tokens per turn."""
     stop: tuple[str, ...] = ()
+    """Texts at which an answer ends, without them."""
     choice_score: Literal["mean", "sum"] = "mean"
     """By what choices longer than a token are ranked: the log-probability of their tokens, mean or sum. The mean does
     not favour short ones; in the sum `go` beats `go north` whatever the model thinks of north."""
@@ -68,6 +73,7 @@ class TaskConfig(Model):
     step_timeout: Seconds = 60.0
     """Limit of one reset or step of an environment."""
     episode_timeout: Seconds = 3600.0
+    """Limit of one episode, looked at between turns: an outcome that is scored, no fault."""
     chat: bool = True
     """Put the prompt through the model's chat template; off: the messages' text, joined by line breaks."""
     chat_options: dict[str, Any] = Field(default_factory=dict)
@@ -131,7 +137,9 @@ class EngineConfig(Model):
     block_size: int | None = Field(None, ge=1)
     """Tokens per KV block; default: vLLM's own."""
     enforce_eager: bool = True
+    """vLLM without CUDA graphs and compilation: starts sooner, decodes slower."""
     tensor_parallel: int = Field(1, ge=1)
+    """GPUs per worker, whose ranks share one copy of theta; divides the model's attention heads."""
     base: Literal["auto", "host", "device"] = "auto"
     """Where a worker on a GPU keeps theta, in float32: in pinned host memory, from which every member streams it to the
     device, or on the device. auto: on the device where there is room. On a CPU there is only the host."""
@@ -145,6 +153,15 @@ class EngineConfig(Model):
     extra: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs; of an endpoint, fields laid over the body of every request, null to
     leave one out: {max_tokens: null, max_completion_tokens: 4096}."""
+
+    @model_validator(mode="after")
+    def _only_vllm_has_ranks(self) -> "EngineConfig":
+        if self.tensor_parallel > 1 and self.kind != "vllm":
+            raise ValueError(
+                f"engine.tensor_parallel={self.tensor_parallel} is for engine.kind=vllm, not for {self.kind}: set that "
+                "kind, or engine.tensor_parallel=1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _only_endpoints_have_a_url(self) -> "EngineConfig":
@@ -175,11 +192,13 @@ class TransportConfig(Model):
     interface: str | None = None
     """Network interface, as in NCCL_SOCKET_IFNAME."""
     heartbeat: Seconds = 2.0
+    """Between two signs of life of a worker; results that were not acknowledged are sent again as often."""
     heartbeat_timeout: Seconds = 30.0
     """A worker that is silent for so long has lost its lease."""
     lease_timeout: Seconds = 3600.0
     """The longest that one evaluation may take before it is given to another worker."""
     collective_timeout: Seconds = 10.0
+    """Limit of each step of a process group: joining, connecting, one broadcast. Then the control plane takes over."""
     head_timeout: Seconds = 600.0
     """How long a worker waits for a head to appear or to come back."""
 
@@ -213,6 +232,7 @@ class LaunchConfig(Model):
     """How a local run starts its processes."""
 
     workers: int = Field(1, ge=1)
+    """Worker processes; on a machine with GPUs, each gets engine.tensor_parallel of them in turn."""
     max_restarts: int = Field(5, ge=0)
     """Per process, in the whole run."""
     stop_timeout: Seconds = 30.0
@@ -223,7 +243,9 @@ class JobConfig(Model):
     """What one kind of job asks of Slurm. What is null is not asked for: the cluster's default holds."""
 
     partition: str | None = None
+    """--partition"""
     qos: str | None = None
+    """--qos"""
     cpus: int = Field(1, ge=1)
     """--cpus-per-task"""
     memory: str | None = None
@@ -233,6 +255,7 @@ class JobConfig(Model):
     gres: str | None = None
     """--gres, e.g. gpu:1. Clusters want either this or gpus_per_task."""
     gpus_per_task: int | None = Field(None, ge=1)
+    """--gpus-per-task"""
     flags: tuple[str, ...] = ()
     """Further flags of sbatch, e.g. --constraint=a100."""
 
@@ -254,6 +277,7 @@ class SlurmConfig(Model):
     max_parallel: int | None = Field(None, ge=1)
     """So many of them run at once, at most; default: all."""
     account: str | None = None
+    """--account, of all jobs."""
     signal_lead: Seconds = 120.0
     """So long before its time limit a job gets USR2."""
     setup: tuple[str, ...] = ()
