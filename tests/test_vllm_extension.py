@@ -43,6 +43,17 @@ class Plain(torch.nn.Module):
         live[len(tensor) :].fill_(0)
 
 
+class HalfWide(Plain):
+    """bfloat16, but for one tensor: as state-space models keep a few."""
+
+    dtype = torch.bfloat16
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena)
+        for name, live in self.live.items():
+            live.data = live.data.to(torch.float32 if name == NORM.replace(".", "/") else self.dtype)
+
+
 class Computes(Plain):
     """A tensor is changed on its way."""
 
@@ -106,7 +117,7 @@ def attached(folder: Path, kind: type[Plain]) -> tuple[Any, Plain, dict[str, Any
 
     class Worker(WorkerExtension):
         model_runner = SimpleNamespace(get_model=lambda: model)
-        model_config = SimpleNamespace(dtype=torch.float32)
+        model_config = SimpleNamespace(dtype=getattr(kind, "dtype", torch.float32))
         parallel_config = SimpleNamespace(world_size=1)
         rank = 0
         reload_weights = staticmethod(load)
@@ -132,6 +143,24 @@ def test_a_model_whose_tensors_are_copied_is_written_directly_and_its_padding_is
     table = model.live[EMBEDDING.replace(".", "/")]
     assert torch.equal(table[:-8], torch.from_numpy(worker.es_arena.perturbed(EMBEDDING, MEMBER, "float32")))
     assert not table[-8:].any()
+
+
+def test_a_tensor_that_the_model_keeps_in_float32_takes_noise_in_float32(folder: Path) -> None:
+    worker, model, said = attached(folder, HalfWide)
+    assert not said["obstacle"]
+    wide, table = model.live[NORM.replace(".", "/")], model.live[EMBEDDING.replace(".", "/")][:-8]
+
+    def is_the_member() -> bool:
+        bits = worker.es_arena.perturbed(EMBEDDING, MEMBER, "bfloat16")
+        norm = torch.from_numpy(worker.es_arena.perturbed(NORM, MEMBER, "float32"))
+        return torch.equal(wide, norm) and torch.equal(table, torch.from_numpy(bits).view(torch.bfloat16))
+
+    worker.es_loaded.write(MEMBER)
+    assert is_the_member()
+    worker.es_loaded.write(None)
+    assert directly(worker) == {"obstacle": "", "share": worker.es_arena.base_digest}
+    worker.es_base.write(MEMBER)
+    assert is_the_member()
 
 
 def test_a_probe_sees_a_flipped_bit_also_where_no_member_is_written(folder: Path) -> None:

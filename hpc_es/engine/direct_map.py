@@ -25,12 +25,15 @@ class Watch(TorchDispatchMode):
 
     obstacle = ""
     """Why some copy has no region; the first such."""
+    types: dict[str, torch.dtype]
+    """Of live memory, where it is another than that of the tensor that is copied there."""
 
     def __init__(self, live: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self._live = {_storage(tensor) for tensor in live}
         self._sources = dict[int, str]()
         self._targets = dict[tuple[int, int, str], Target]()
+        self.types = {}
 
     def showing(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass (name, contiguous tensor) on to load_weights; the memory of each may be used again for a later one."""
@@ -47,6 +50,8 @@ class Watch(TorchDispatchMode):
         name = self._sources.get(_storage(stored))
         if name is None:
             return self._refuse("something computed is copied into live memory")
+        if live.dtype != stored.dtype:
+            self.types[name] = live.dtype
         if (live.dtype, live.shape) != (stored.dtype, stored.shape):
             return self._refuse(f"{name} is converted from {stored.dtype} {list(stored.shape)} to {live.dtype}")
         try:

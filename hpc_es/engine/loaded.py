@@ -3,7 +3,7 @@
 Invariant: the storage of no parameter moves, so that CUDA graphs stay valid.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -24,13 +24,15 @@ class LoadedBase(HostBase):
     def __init__(self, arena: Arena, model: Any, dtype: torch.dtype, rank: int, num_ranks: int) -> None:
         super().__init__(arena, [], rank, num_ranks)
         self._model, self._dtype = model, dtype
+        self.types: Mapping[str, torch.dtype] = {}
+        """Of tensors that the model keeps in another type than its own; cast to that at once, nothing is lost."""
 
     @torch.no_grad()
     def write(self, member: Member | None, watch: Watch | None = None) -> int:
         """As Base.write; `watch` sees what goes where."""
         before = self._addresses()
-        arrays = self._arena.stream(member, cast(Dtype, str(self._dtype).removeprefix("torch.")))
-        tensors = self._tensors(arrays)
+        arrays = self._arena.stream(member, _name(self._dtype))
+        tensors = self._tensors(arrays, member)
         if self.refresh is not None:
             self.refresh((name, tensor.clone()) for name, tensor in tensors)
         elif watch is None:
@@ -48,7 +50,14 @@ class LoadedBase(HostBase):
     def _addresses(self) -> dict[str, int]:
         return {name: parameter.data_ptr() for name, parameter in self._model.named_parameters()}
 
-    def _tensors(self, arrays: Stream) -> Iterator[tuple[str, torch.Tensor]]:
+    def _tensors(self, arrays: Stream, member: Member | None) -> Iterator[tuple[str, torch.Tensor]]:
         """Lazily, so that memory beyond model and arena stays at the stream's buffer."""
         for name, array in arrays:
-            yield name, torch.from_numpy(array).view(self._dtype)
+            dtype = self.types.get(name, self._dtype)
+            if dtype != self._dtype:
+                array = self._arena.perturbed(name, member, _name(dtype))
+            yield name, torch.from_numpy(array).view(dtype)
+
+
+def _name(dtype: torch.dtype) -> Dtype:
+    return cast(Dtype, str(dtype).removeprefix("torch."))

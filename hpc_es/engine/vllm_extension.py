@@ -75,7 +75,12 @@ class WorkerExtension:
         loaded = fingerprints(self._es_parameters())
         watch = Watch(parameter for _, parameter in self._es_parameters())
         self.es_targets, obstacle = [], "this model family repacks weights after loading"
-        if not self._es_changed(loaded, watch):
+        changed = self._es_changed(loaded, watch)
+        if watch.types:  # state-space models keep a few tensors in float32
+            self.es_loaded.types = watch.types
+            watch = Watch(parameter for _, parameter in self._es_parameters())
+            changed = self._es_changed(loaded, watch)
+        if not changed:
             self.es_targets, obstacle = watch.targets, watch.obstacle
         else:
             self.es_loaded.refresh = self._es_refresh
