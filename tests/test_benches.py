@@ -48,11 +48,11 @@ def test_the_store_is_measured_and_becomes_markdown():
     assert len(re.findall(r"^\| .* \|$", table, re.MULTILINE)) == len(rows) + 3  # titles, line, bench
 
 
-def test_what_a_commit_waits_for_and_the_heads_own_time_are_read_from_the_journal(tmp_path, monkeypatch):
+def test_what_a_commit_waits_for_and_the_heads_own_time_are_read_from_the_journal(tmp_path, monkeypatch, capsys):
     """Cohorts are full at 10, 20, 40 and 80 s. One waits 4 s more, until an evaluation of the centre is handed out. A
     worker begins on what comes of them 0.1, 0.2 and 0.4 s later; the one that begins last had been busy 0.3 s of it."""
     monkeypatch.syspath_prepend(ROOT / "tools/bench")
-    from commit import of_run
+    import commit
 
     writer, begun = JournalWriter.create(RunPaths(tmp_path), started), 0.0
     for version, full in enumerate((10.0, 20.0, 40.0, 80.0)):
@@ -71,9 +71,22 @@ def test_what_a_commit_waits_for_and_the_heads_own_time_are_read_from_the_journa
         writer.append(journal.Digested(full + 3, version + 1, 1, 0.0, 2.5))
         begun = ready + full / 100
     writer.close()
-    rows = [row.ours for row in of_run(tmp_path)]
+    monkeypatch.setattr(commit, "SHORTEST_S", 30.0)
+    found = commit.of_run(tmp_path)
+    assert [row.goal for row in found if row.goal is not None] == [commit.GOAL_SHARE]
+    monkeypatch.undo()
+    assert not any(row.goal for row in commit.of_run(tmp_path))
+    assert "not judged" in capsys.readouterr().out
+    rows = [row.ours for row in found]
     wall_clock = 40.4 - 10.0  # from the first lease
     own = [0.1, 0.2, 0.1]
     assert rows == pytest.approx(
         [100 * 4 / wall_clock, 0, 4000, 100 * sum(own) / wall_clock, 1e3 * 0.1, 1e3 * 0.2, 2500], abs=1e-6
     )
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "tools/bench/commit.py", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (1, f"error: {tmp_path} is no run: it has no journal.1.hpcj\n")

@@ -25,6 +25,7 @@ def bench_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_is_told_by_phases_that_add_up_and_by_the_cpu_seconds_of_its_processes(tmp_path: Path) -> None:
     from phases import phases
+    from profile_run import table_of_phases
 
     model = get_model("lab-10k", tmp_path / "lab-10k")
     command = [sys.executable, "tools/bench/profile_run.py", "--run", "configs/lab/10k.yaml", f"run.dir={tmp_path}"]
@@ -42,7 +43,15 @@ def test_a_run_is_told_by_phases_that_add_up_and_by_the_cpu_seconds_of_its_proce
     workers = read(tmp_path / "short" / "run.h5").workers
     assert sum(connected) == pytest.approx(workers["seconds_connected"].mean())
     assert min(row.seconds for row in rows if row.phase != "engine's end") >= 0
-    (tmp_path / "short" / "launcher.lock").unlink()
+    for name in ("report.html", "figures"):  # as of a later `hpc-es report`
+        (tmp_path / "short" / "report" / name).write_text("")
+    assert phases(tmp_path / "short") == rows
+    lock = tmp_path / "short" / "launcher.lock"
+    lock.touch()  # as by a later `hpc-es run`
+    again = phases(tmp_path / "short")
+    assert [math.isnan(row.seconds) for row in again] == [True, *[False] * (len(rows) - 2), True]
+    assert re.search(r"report \| unknown \|$", table_of_phases(tmp_path / "short"), re.MULTILINE)
+    lock.unlink()
     without = {row.phase: row.seconds for row in phases(tmp_path / "short")}
     assert [phase for phase, seconds in without.items() if math.isnan(seconds)] == [rows[0].phase]
 

@@ -15,7 +15,7 @@ the version is handed out, which a commit waits for by design (no worker is idle
 them busy), and (b) the head's own time: from when nothing stands in the way until a worker has begun at the next
 version, not counting while that worker was still busy; at least until the commit. The announcement precedes the order
 to begin, so that (b) bounds it from above; loosely where the head or all workers were lost, or a schedule holds a full
-cohort back. Goal: (b) sums up to less than 2 % of the run's wall-clock.
+cohort back. Goal: (b) sums up to less than 2 % of the run's wall-clock, where that is a minute or more.
 """
 
 import argparse
@@ -45,6 +45,8 @@ from hpc_es.transport.messages import Rendezvous
 WARM_UP = 2
 GOAL_SHARE = 2.0
 """Per cent of a run's wall-clock."""
+SHORTEST_S = 60.0
+"""Of a run whose share is judged: where an update takes a fraction of a second, messages are a part of it."""
 
 
 def main() -> None:
@@ -165,16 +167,21 @@ class Update(NamedTuple):
 
 
 def of_run(root: Path) -> list[Row]:
+    if not RunPaths(root).segments():
+        sys.exit(f"error: {root} is no run: it has no journal.1.hpcj")
     updates, wall_clock = read_updates(RunPaths(root))
     if not updates:
         sys.exit(f"{root}: no update was followed by an evaluation, so there is nothing to measure")
     for version, update in updates.items():
         waits = f"handing out {1e3 * update.handing_out:8.1f} ms, then known after {1e3 * update.own:8.1f} ms"
         print(f"update {version:4}: {waits}, arena {update.arena:6.2f} s")
+    goal = GOAL_SHARE if wall_clock >= SHORTEST_S else None
+    if goal is None:
+        print(f"not judged: the goal of {GOAL_SHARE:g} % is for runs of minutes, and this one took {wall_clock:.1f} s")
     first = "(a) full cohort -> all that was planned is handed out"
     return [
         *_rows(first, [update.handing_out for update in updates.values()], wall_clock),
-        *_rows("(b) then -> a worker has begun", [update.own for update in updates.values()], wall_clock, GOAL_SHARE),
+        *_rows("(b) then -> a worker has begun", [update.own for update in updates.values()], wall_clock, goal),
         Row(
             "the head's pass over its arena, beside it",
             "ms",

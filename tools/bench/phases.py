@@ -18,7 +18,7 @@ class Row(NamedTuple):
     process: str
     phase: str
     seconds: float
-    """For workers the mean over those that ever connected."""
+    """For workers the mean over those that ever connected. NaN: unknown."""
 
 
 def phases(root: Path) -> list[Row]:
@@ -34,11 +34,16 @@ def _event(run: Run, what: str) -> float:
 
 
 def _start(paths: RunPaths, run: Run) -> Iterator[Row]:
-    launched = _newest([paths.launcher_lock])
+    launched = float("nan") if _was_launched_again(paths, run) else _newest([paths.launcher_lock])
     head = _event(run, "head started")
     joined = float(run.workers["time_joined"].mean())
     yield Row("launcher, head", "imports, checks, processes, theta_0, journal", head - launched)
     yield Row("workers", "imports, vLLM's start, proofs, beyond that", joined - head)
+
+
+def _was_launched_again(paths: RunPaths, run: Run) -> bool:
+    """As by `hpc-es run RUN` on a finished run, which leaves a lock and a learning curve of its own."""
+    return _newest([paths.launcher_lock]) > _event(run, "head started")
 
 
 def _workers(run: Run) -> Iterator[Row]:
@@ -82,9 +87,10 @@ def _end(paths: RunPaths, run: Run) -> Iterator[Row]:
     gone = _newest(paths.logs.glob("*.log"))
     yield Row("head", "from the last result to its end: checkpoint, run.h5", stopped - last)
     yield Row("workers", "engine's end", gone - stopped)
-    reports = list((paths.root / "report").glob("*"))
-    if reports:
-        yield Row("launcher", "processes' end, report", _newest(reports) - gone)
+    drawn = paths.report / "learning_curve.png"  # by the launcher alone: `hpc-es report` writes others
+    if drawn.exists():
+        ended = float("nan") if _was_launched_again(paths, run) else _newest([drawn])
+        yield Row("launcher", "processes' end, report", ended - gone)
 
 
 def _newest(files: Iterable[Path]) -> float:

@@ -11,6 +11,7 @@ vLLM's other processes take is counted whole, spinning included.
 
 import argparse
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -58,7 +59,10 @@ def table_of_phases(root: Path) -> str:
     rows = phases(root)
     foot = "Workers' rows are means over workers; the head's are beside theirs."
     return TextTable(
-        ("process", "phase", "seconds"), [(r.process, r.phase, f"{r.seconds:.1f}") for r in rows], foot, num_names=2
+        ("process", "phase", "seconds"),
+        [(r.process, r.phase, "unknown" if math.isnan(r.seconds) else f"{r.seconds:.1f}") for r in rows],
+        foot,
+        num_names=2,
     ).markdown()
 
 
@@ -166,7 +170,7 @@ def by_size(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", help="a run folder, or with --run and --rollouts a configuration")
-    parser.add_argument("overrides", nargs="*", help="key=value")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `hpc-es run`; may be left out")
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--rollouts", action="store_true")
     parser.add_argument("--evaluations", type=int, default=6)
