@@ -5,10 +5,13 @@ from theatre import Stage, make_config
 
 from hpc_es.config.schema import TransportConfig
 from hpc_es.es.records import Commit, EvalId
+from hpc_es.head.core import Core
 from hpc_es.head.crew import Crew
 from hpc_es.head.events import Received, Tick, TransferEnded, TransferReady, Updated
-from hpc_es.head.instructions import Broadcast, Instruction, OpenGroup, Send, Transfer, Update
+from hpc_es.head.instructions import Append, Broadcast, Instruction, OpenGroup, Send, Transfer, Update
+from hpc_es.head.ledger import Ledger
 from hpc_es.head.plane import NCCL_TRIES, SOON_APPLIED, Plane
+from hpc_es.head.planning import Tasks
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 from hpc_es.transport.backends import Offer
@@ -133,6 +136,29 @@ def test_a_worker_whose_theta_came_damaged_leaves_an_event() -> None:
     theatre = Theatre()
     theatre.plane.arrived(messages.Arrived("a", 1, False, "digest 1, announced was 2"))
     assert "announced was 2" in theatre.events[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "offer", "told"),
+    [
+        ({"backend": "none"}, Offer("none"), ["transport.backend=none"]),
+        ({}, Offer("none"), ["the head has no torch.distributed"]),
+        ({}, Offer("gloo"), []),
+        ({"join": "checkpoint", "backend": "none"}, Offer("none"), []),
+    ],
+)
+def test_one_event_says_at_the_start_that_theta_cannot_be_sent(settings: dict, offer: Offer, told: list[str]) -> None:
+    config = make_config(transport={**BROADCAST, **settings})
+    ledger = Ledger()
+    ledger.apply(journal.Started(0.0, journal.SCHEMA_VERSION, "stage", 1, 0, "{}", 1, {}, ""))
+    core = Core(config, ledger, Tasks(2, 3), config_digest="", offer=offer)
+    warnings = [
+        f"{i.record.what} {i.record.detail}"
+        for i in core.start(0.0)
+        if isinstance(i, Append) and isinstance(i.record, journal.Noted)
+    ]
+    assert len(warnings) == len(told)
+    assert all(why in text and "checkpoint and journal" in text for why, text in zip(told, warnings, strict=True))
 
 
 @pytest.fixture

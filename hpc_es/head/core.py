@@ -71,6 +71,7 @@ class Core:
         advice = subspaces.advice(self.config.es.population, self.config.es.subspaces)
         if advice and self.ledger.planned < 0:
             self.note("warning", advice)
+        self.plane.start()
         self._advance()
         return self._take()
 

@@ -47,6 +47,13 @@ class Plane:
         self._nccl_failures = 0
         self._told = ""
 
+    def start(self) -> None:
+        """An event says where the head has no way to send theta, though it is asked to."""
+        if self.config.join == "broadcast" and self.offer.backend == "none":
+            why = "transport.backend=none" if self.config.backend == "none" else "the head has no torch.distributed"
+            what = f"theta cannot be sent (transport.join=broadcast, and {why})"
+            self._note("warning", what, "who joins goes by checkpoint and journal")
+
     # --- commit records --------------------------------------------------------------------------------------
 
     def announce(self, commit: Commit) -> list[Instruction]:
