@@ -122,6 +122,7 @@ def test_only_ranks_that_share_the_heads_out_evenly_are_offered():
         "model.dtype=bfloat16",
         "engine.tensor_parallel=3",
     )
+    assert memory_of(config_of(engine={"kind": "transformers"}), of(QWEN_27B), assume("a10")).remedies == ()
     seven_billion = of(QWEN_27B, heads=28, kv_heads=4)  # 7 would cut groups that share keys and values
     assert memory_of(config_of(), seven_billion, assume("a10")).remedies == ("engine.tensor_parallel=4",)
     assert planned(config_of(engine={"tensor_parallel": 3}), smol).num_gpus == 6

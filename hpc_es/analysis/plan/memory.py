@@ -184,7 +184,7 @@ def _changes(config: Config, shape: Shape, now: GpuMemory) -> Iterator[str]:
     if config.model.dtype == "float32":
         yield "model.dtype=bfloat16"
     for ranks in possible_ranks(shape.heads, shape.kv_heads):
-        if ranks > engine.tensor_parallel:
+        if engine.kind == "vllm" and ranks > engine.tensor_parallel:
             yield f"engine.tensor_parallel={ranks}"
 
 
