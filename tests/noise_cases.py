@@ -8,9 +8,14 @@ from hypothesis import strategies as st
 from hpc_es.noise import BLOCK
 from hpc_es.noise.reference import Array, Perturbation, Rows, Step, Trace, Update
 
-TILE = 128
+TILE, GPU_TILE = 128, 256
 """Blocks per tile of the kernels."""
-SIZES = st.one_of(st.integers(1, 40), st.integers(BLOCK * TILE - 9, BLOCK * TILE + 9), st.sampled_from([3000, 5001]))
+AROUND_A_TILE = st.builds(int.__add__, st.sampled_from([TILE, GPU_TILE]), st.integers(-3, 3))
+SIZES = st.one_of(
+    st.integers(1, 40),
+    *(st.integers(BLOCK * tile - 9, BLOCK * tile + 9) for tile in (TILE, GPU_TILE)),
+    st.sampled_from([3000, 5001]),
+)
 STARTS = st.sampled_from([0, BLOCK, 13 * BLOCK, BLOCK * (2**32 - 3)])
 U64 = st.integers(0, 2**64 - 1)
 DTYPES = st.sampled_from([np.float32, np.float16, np.uint16])
@@ -45,8 +50,8 @@ def close(trace: Trace, wanted: Trace) -> bool:
 @st.composite
 def sharded(draw: st.DrawFn) -> Layout:
     """Rows in the tensor's own memory, or in a compact copy; the last may be shorter."""
-    width = BLOCK * draw(st.integers(1, 20) | st.integers(TILE - 3, TILE + 3))
-    stride = width + BLOCK * draw(st.sampled_from([0, 1, 9, TILE]))
+    width = BLOCK * draw(st.integers(1, 20) | AROUND_A_TILE)
+    stride = width + BLOCK * draw(st.sampled_from([0, 1, 9, TILE, GPU_TILE]))
     pitch, full, last = draw(st.sampled_from([width, stride])), draw(st.integers(0, 4)), draw(st.integers(1, width))
     return Layout(full * pitch + last, full * width + last, Rows(width, stride, pitch))
 

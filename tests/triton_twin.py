@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from noise_cases import LAYOUTS, STARTS, TILE, U64, Layout, close, perturbations, updates, values
+from noise_cases import GPU_TILE, LAYOUTS, STARTS, U64, Layout, close, perturbations, updates, values
 
 from hpc_es.noise import cuda, reference
 from hpc_es.noise.reference import Array, Perturbation, Rows, State, Update
@@ -33,7 +33,7 @@ def bits(values: torch.Tensor) -> bytes:
 
 
 def test_the_cases_are_for_these_tiles() -> None:
-    assert TILE == cuda.TILE
+    assert GPU_TILE == cuda.TILE
 
 
 @settings(deadline=None, max_examples=40)
@@ -49,6 +49,16 @@ def test_perturb(layout: Layout, start: int, ident: int, noisy: Perturbation | N
     assert int(digest) % 2**64 == reference.perturb(before, expected, ident, noisy, **where)
     assert bits(out) == expected.tobytes()
     assert bits(theta) == before.tobytes()
+
+
+def test_noise_is_never_minus_zero() -> None:
+    """Three places in either half of the table are 0, and the second half is the first one's negative."""
+    before, member = np.full(2**17, -0.0, np.float32), Perturbation(1, 2.0**-12)
+    out, expected = torch.empty(before.size, device=DEVICE), np.empty_like(before)
+    cuda.perturb(on_device(before), out, 3, member)
+    reference.perturb(before, expected, 3, member)
+    assert np.count_nonzero(expected == 0) > 1
+    assert bits(out) == expected.tobytes()
 
 
 @pytest.mark.parametrize("num_states", [0, 1, 2])
@@ -127,7 +137,7 @@ def test_versions_with_other_numbers_of_subspaces_follow_each_other() -> None:
 
 def test_a_program_goes_through_many_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "PROGRAMS", 2)
-    expected = np.linspace(-1, 1, 20_001, dtype=np.float32)
+    expected = np.linspace(-1, 1, 40_001, dtype=np.float32)
     theta, versions = on_device(expected), [Update([1, 2], [1e-3, 1e-3]), Update([3], [1e-3])]
     assert close(cuda.update(theta, 3, versions), reference.update(expected, 3, versions))
     assert cuda.digest(theta, 3) == reference.digest(expected, 3)

@@ -18,16 +18,17 @@ import torch
 import triton
 
 from hpc_es.noise.cuda_kernels import FIELDS, digest_kernel, perturb_kernel, update_kernel
-from hpc_es.noise.reference import BLOCK, Perturbation, Rows, State, Step, Trace, Update, table
+from hpc_es.noise.reference import BLOCK, Perturbation, Rows, State, Step, Trace, Update
+from hpc_es.noise.segments import segments
 
-TILE = 128
-"""Blocks per tile, as many as a program has threads: 1,024 elements."""
+TILE = 256
+"""Blocks per tile, as many as a program has threads: 2,048 elements."""
 RUN = 8
 """Tiles of a piece that a program goes through at a time."""
 PROGRAMS = 2048
 """At most so many per launch; each goes through many runs."""
 
-EXACT: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": False}
+EXACT: dict[str, Any] = {"num_warps": TILE // 32, "enable_fp_fusion": False}
 """Options of every launch: an fp32 multiply, then an fp32 add; Triton flushes nothing to zero."""
 
 _KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -219,7 +220,7 @@ class _Group:
     """Pieces of one kind: the table that describes them on the device, and the runs that they are cut into."""
 
     def __init__(self, kind: _Kind, pieces: Sequence[Piece], device: torch.device) -> None:
-        self._kind, self._gauss = kind, _gauss(device)
+        self._kind, self._segments = kind, _segments(device)
         self._memory = [_memory(piece) for piece in pieces]  # it lives as long as its addresses are in the table
         fields = [_fields(piece) for piece in pieces]
         num_tiles = [triton.cdiv(int(values[FIELDS.index("size")]), BLOCK * TILE) for values in fields]
@@ -231,7 +232,7 @@ class _Group:
         noisy = noisy if self._kind.trained else None
         member, kind = noisy or Perturbation(0, 0.0), self._kind.dtype
         perturb_kernel[self._grid()](
-            *(*self._table, total, self._gauss, self._num_runs),
+            *(*self._table, total, self._segments, self._num_runs),
             *(member.seed, member.scale, member.subspace, member.partition_seed),
             *(noisy is not None, member.num_subspaces, _KINDS[kind], *self._shape(kind.itemsize)),
             **EXACT,
@@ -241,7 +242,7 @@ class _Group:
         """`digests` [2, V] and `squares` [V, PROGRAMS] are added to."""
         if self._kind.trained:
             update_kernel[self._grid()](
-                *(*self._table, digests[0], digests[1], squares, self._gauss, *versions.tensors),
+                *(*self._table, digests[0], digests[1], squares, self._segments, *versions.tensors),
                 *(self._num_runs, len(versions), PROGRAMS),
                 *(self._kind.num_states, versions.num_subspaces, *self._shape()),
                 **EXACT,
@@ -289,6 +290,6 @@ def _on(device: torch.device, array: Any) -> torch.Tensor:
 
 
 @cache
-def _gauss(device: torch.device) -> torch.Tensor:
-    """The first half of the table, int16 [32768]."""
-    return torch.from_numpy(table()[: table().size // 2].copy()).to(device)
+def _segments(device: torch.device) -> torch.Tensor:
+    """int64 [1024], made once."""
+    return torch.from_numpy(segments()).to(device)

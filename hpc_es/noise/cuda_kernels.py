@@ -10,6 +10,13 @@ A tile is B blocks, one per thread, so that the eight values of a Philox call st
 8 * B elements are in the order (part of the block, block, element of the part); a part is the W elements that a thread
 moves at once, 16 bytes: 4 of fp32, or all 8 where the output has 16 bits. Sizes and places are counted in 64 bits, also
 in the interpreter, which goes by the value of an argument.
+
+Noise is looked up in lines (segments.py), 8 KiB that tl.gather puts into shared memory anew for every tile. A warp's 32
+places of the table itself, 64 KiB, would be in 31 cache lines, which L1 may serve one by one; its lines come from the
+banks of shared memory in 6 cycles. The machine code for sm_90 has, per thread and tile, 8 LDS.64, 4 STS.64 and two
+barriers, and per element 39 instructions in perturb and 26 a member in update: 3 and 2 more than with the table. B * 8
+is not the number of lines: the compiler would lay both out alike, and the stores would be in each other's way. All this
+was counted; no GPU has timed it.
 """
 
 from collections.abc import Callable
@@ -23,6 +30,7 @@ from hpc_es.noise.reference import BLOCK
 from hpc_es.noise.reference import DIGEST_INDEX as _INDEX_FACTOR
 from hpc_es.noise.reference import DIGEST_TENSOR as _TENSOR_FACTOR
 from hpc_es.noise.reference import PARTITION_DOMAIN as _PARTITION
+from hpc_es.noise.segments import FIRST, OFFSET, SEGMENTS, SHIFT
 
 _EIGHT = tl.constexpr(BLOCK)
 FIELDS = (
@@ -38,6 +46,7 @@ _THETA, _OUT, _M, _V, _IDENT, _IDENT_M, _IDENT_V, _SIZE, _FIRST, _WIDTH, _STRIDE
     tl.constexpr, range(len(FIELDS))
 )
 _INDEX, _TENSOR, _DOMAIN = tl.constexpr(_INDEX_FACTOR), tl.constexpr(_TENSOR_FACTOR), tl.constexpr(_PARTITION)
+_FIRST_SEGMENT, _OFFSET, _SEGMENTS, _SHIFT = map(tl.constexpr, (FIRST, OFFSET, SEGMENTS, SHIFT))
 
 
 # --- inside a tile of B blocks, 8 * B elements ----------------------------------------------------------------------
@@ -51,16 +60,31 @@ def _words(block, key, ident_low, ident_high):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _noise_of(block, seed, ident, gauss, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Table values of a tile as fp32 [8 * B]. `gauss` is the first half of the table, which is odd: 64 KiB for the L1
-    cache."""
+def _noise_of(block, seed, ident, lines, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Table values of a tile as fp32 [8 * B], by the lines of segments.py."""
     a, b, c, d = _words(block, seed, ident.to(tl.uint32), (ident >> 32).to(tl.uint32))
     words = tl.join(tl.join(a, c), tl.join(b, d))  # [B, 2, 2]: word 2 i + j of block at [block, i, j]
     halves = tl.reshape(tl.join(words & 0xFFFF, words >> 16), [B, _EIGHT // W, W])
     halves = tl.reshape(tl.permute(halves, (1, 0, 2)), [_EIGHT * B])
     is_upper = halves >= 0x8000
-    value = tl.load(gauss + tl.where(is_upper, halves ^ 0xFFFF, halves)).to(tl.float32)
-    return tl.where(is_upper, -value, value)
+    place = tl.where(is_upper, halves ^ 0xFFFF, halves)
+    segment = ((place + _OFFSET).to(tl.float32).to(tl.uint32, bitcast=True) >> _SHIFT) - _FIRST_SEGMENT
+    line = tl.gather(lines, segment.to(tl.int32), 0)
+    value = (line.to(tl.uint32) + (line >> 32).to(tl.uint32) * place).to(tl.int32, bitcast=True) >> _SHIFT
+    return tl.where(is_upper, -value, value).to(tl.float32)  # as an integer, so that there is no -0.0
+
+
+@triton.jit
+def _lines(segments):  # type: ignore[no-untyped-def]
+    """Once per program: they stay in registers."""
+    return tl.load(segments + tl.arange(0, _SEGMENTS))
+
+
+@triton.jit
+def _zeros(values):  # type: ignore[no-untyped-def]
+    """fp32, each in the thread of its value. To tl.zeros the compiler gives another layout, and brings the words of
+    every member into it."""
+    return (values.to(tl.uint32, bitcast=True) >> 16 >> 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -206,11 +230,11 @@ def _kernel(function: Callable[..., Any]) -> Any:
 
 @_kernel
 def perturb_kernel(  # type: ignore[no-untyped-def]
-    pieces, runs, digest, gauss, num_runs: tl.int32, seed: tl.uint64, scale: tl.float32, subspace: tl.int32,
+    pieces, runs, digest, segments, num_runs: tl.int32, seed: tl.uint64, scale: tl.float32, subspace: tl.int32,
     partition_seed: tl.uint64, NOISY: tl.constexpr, NUM: tl.constexpr, KIND: tl.constexpr, ROWS: tl.constexpr,
     ALIGNED: tl.constexpr, W: tl.constexpr, B: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
-    shares = tl.zeros([B], tl.uint64)
+    shares, lines = tl.zeros([B], tl.uint64), _lines(segments)
     for run in range(tl.program_id(0), num_runs, tl.num_programs(0)):
         piece, size, begin, end = _run(pieces, runs, run, ALIGNED, B, RUN)
         theta, ident, counts = _memory(piece, _THETA, tl.float32, ALIGNED), _unsigned(piece, _IDENT), _counts(piece)
@@ -221,7 +245,7 @@ def perturb_kernel(  # type: ignore[no-untyped-def]
             values = tl.load(theta + at, mask=inside, other=0.0, eviction_policy="evict_first")
             shares += tl.where(counts, _shares(values, block, ident, W, B), 0)
             if NOISY:
-                noisy = values + scale * _noise_of(block, seed, ident, gauss, W, B)
+                noisy = values + scale * _noise_of(block, seed, ident, lines, W, B)
                 if NUM > 1:
                     mine = _spread(_owners(block, partition_seed, ident, NUM) == subspace, W, B)
                     noisy = tl.where(mine, noisy, values)
@@ -235,10 +259,11 @@ def perturb_kernel(  # type: ignore[no-untyped-def]
 
 @_kernel
 def update_kernel(  # type: ignore[no-untyped-def]
-    pieces, runs, digests, digests_of_state, squares, gauss, bounds, seeds, coefficients, subspaces, partition_seeds,
+    pieces, runs, digests, digests_of_state, squares, segments, bounds, seeds, coefficients, subspaces, partition_seeds,
     steps, num_runs: tl.int32, num_versions: tl.int32, num_cells: tl.int32, STATES: tl.constexpr, NUM: tl.constexpr,
     ROWS: tl.constexpr, ALIGNED: tl.constexpr, W: tl.constexpr, B: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
+    lines = _lines(segments)
     for run in range(tl.program_id(0), num_runs, tl.num_programs(0)):
         piece, size, begin, end = _run(pieces, runs, run, ALIGNED, B, RUN)
         theta, ident, counts = _memory(piece, _THETA, tl.float32, ALIGNED), _unsigned(piece, _IDENT), _counts(piece)
@@ -256,12 +281,12 @@ def update_kernel(  # type: ignore[no-untyped-def]
                 square = tl.load(v + at, mask=inside, other=0.0)
             for version in range(num_versions):
                 first, behind = tl.load(bounds + version), tl.load(bounds + version + 1)
-                total, hit = tl.zeros([_EIGHT * B], tl.float32), tl.zeros([_EIGHT * B], tl.int1)
+                total, hit = _zeros(now), tl.zeros([_EIGHT * B], tl.int1)
                 if NUM == 1:
                     hit = hit | (first < behind)
                 for i in range(first, behind):
                     seed, coefficient = tl.load(seeds + i).to(tl.uint64, bitcast=True), tl.load(coefficients + i)
-                    added = total + coefficient * _noise_of(block, seed, ident, gauss, W, B)
+                    added = total + coefficient * _noise_of(block, seed, ident, lines, W, B)
                     if NUM > 1:
                         partition = tl.load(partition_seeds + i).to(tl.uint64, bitcast=True)
                         mine = _spread(_owners(block, partition, ident, NUM) == tl.load(subspaces + i), W, B)
