@@ -9,6 +9,7 @@ from hpc_es import envs
 from hpc_es.config import Config, load
 from hpc_es.envs.base import Env
 from hpc_es.envs.sudoku import Sudoku
+from hpc_es.params.models import get_model
 
 CONFIG = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 
@@ -31,11 +32,10 @@ def test_no_solved_grid_of_a_held_out_task_is_trained_on(config: Config) -> None
     assert not {puzzle.solution for puzzle in tested} & {puzzle.solution for puzzle in train._puzzles}
 
 
+@pytest.mark.model
 def test_a_prompt_and_its_answer_fit_the_context_and_share_whole_cache_blocks(config: Config) -> None:
     transformers = pytest.importorskip("transformers")
-    folder = CONFIG.parents[1] / config.model.path
-    if not folder.is_dir():
-        pytest.skip(f"no model in {folder}: hpc-es model get smollm2-135m")
+    folder = get_model("smollm2-135m", CONFIG.parents[1] / config.model.path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     env = make(config, config.task.train)
     prompts = [tokenizer.encode(env.reset(task).messages[0].content) for task in range(40)]

@@ -19,6 +19,7 @@ from hpc_es.engine import start_engine
 from hpc_es.engine.base import Completion, Engine
 from hpc_es.es.records import Assignment, Episode
 from hpc_es.head.planning import Tasks, assign_member
+from hpc_es.params.models import get_model
 from hpc_es.worker.rollout import Player, episode_seeds
 
 MODEL = Path(__file__).resolve().parent.parent / "models" / "smollm2-135m"
@@ -43,12 +44,7 @@ CONFIG: dict[str, Any] = {
     "engine": {"kind": "vllm", "max_concurrent": 6, "max_model_len": 160, "kv_cache_mib": 64, "block_size": 32},
 }
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.model,
-    pytest.mark.vllm,
-    pytest.mark.skipif(not MODEL.is_dir(), reason="no SmolLM2-135M in models/"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.model, pytest.mark.vllm]
 
 Turn = tuple[tuple[int, ...], int, str]
 """Prompt, sampling seed, answer."""
@@ -104,6 +100,7 @@ def assigned(slot: int) -> Assignment:
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
+    get_model("smollm2-135m", MODEL)
     with asyncio.Runner() as runner:
         engine = runner.run(start_engine(config().model, config().engine, threads=1))
         yield Bench(engine, runner.run)

@@ -124,11 +124,14 @@ def test_64_episodes_at_once_share_one_catalogue_and_do_not_disturb_each_other()
 
 
 class _Shopper(scripted.Echo):
-    """An engine that takes one of the choices by the request's seed; a request waits for all that came with it."""
+    """An engine that takes one of the choices by the request's seed, as slow as one that has to compute them."""
 
     async def generate(self, prompt, sampling, *, seed, choices=None) -> Completion:  # type: ignore[no-untyped-def]
         assert choices
-        await super().generate(prompt, sampling, seed=seed)
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        await asyncio.sleep(0.01)
+        self.in_flight -= 1
         return Completion(random.Random(seed).choice(choices), len(prompt), 1, truncated=False)
 
 

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from rows import A_GPU, Row, counts, failed, row_of, table
+from outcomes import A_GPU, Row, counts, failed, row_of, table
 
 HERE = Path(__file__).resolve().parent
 SECONDS = 450.0

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from findings import Findings, arguments, begin
-from rows import A_GPU
+from outcomes import A_GPU
 
 PACKAGES = ("torch", "triton", "numpy", "numba", "msgspec", "pydantic", "pyzmq", "safetensors", "transformers", "vllm")
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from rows import Row, line_of, row_of
+from outcomes import Row, line_of, row_of
 
 ROUNDS, WARM_UP = 7, 2
 

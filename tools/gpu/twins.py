@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from findings import arguments, begin
-from rows import counts, row_of
+from outcomes import counts, row_of
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
 TWIN = TESTS / "triton_twin.py"
