@@ -3,7 +3,7 @@
 #
 #     bash tools/bench/all.sh [--quick] > table.md
 #
-# About a quarter of an hour on two idle cores; --quick takes small sizes, to see that every bench runs, not how fast.
+# About four minutes on two idle cores; --quick takes small sizes, to see that every bench runs, not how fast.
 # `cycle` serves models/smollm2-135m, or models/tiny-llama if quick; they are fetched or made where they are missing.
 
 set -uo pipefail
