@@ -86,6 +86,17 @@ def test_a_commit_waits_for_the_digest_of_its_predecessor():
             assert record.commit.version - 1 in seen
 
 
+@pytest.mark.parametrize(("num_workers", "last"), [(1, "train"), (2, "train"), (5, "eval")])
+def test_evaluations_come_before_the_last_round_of_members_where_there_are_several(num_workers: int, last: str):
+    """So no full cohort waits for them to begin. Where one round does, they fill the wait for the slowest member."""
+    stage = undisturbed(num_workers)
+    kinds = {a.eval_id: a.kind for record in records_of(stage, journal.Planned) for a in record.assignments}
+    first = [kinds[lease.eval_id] for lease in records_of(stage, journal.Leased) if lease.eval_id.version == 0]
+    assert Counter(first) == {"train": 4, "eval": 2}
+    assert first[-1] == last
+    assert first[0] == "train"
+
+
 def test_no_commit_leaves_a_version_before_all_that_was_planned_there_is_leased():
     stage = undisturbed()
     open_ids: set = set()

@@ -34,9 +34,13 @@ class Cohort:
         """What is dispatched at this version, whoever is free."""
         return plan(self.config, self.schedule, self.tasks, self.ledger.version)
 
-    def next_planned(self) -> Entry | None:
-        """What was planned and is to be handed out next."""
-        return self.ledger.next_queued(self._planned_kinds)
+    def next_planned(self, num_workers: int) -> Entry | None:
+        """What was planned and is to be handed out next: members first; but where they take several rounds, the last
+        round comes after the evaluations of the policy, so that a full cohort need not wait for those to begin."""
+        kinds = self._planned_kinds
+        if not self.on_demand and self.ledger.num_queued(("train",)) <= num_workers < self.schedule.population:
+            kinds = ("centre", "eval", "train")
+        return self.ledger.next_queued(kinds)
 
     def next_member(self) -> Assignment | None:
         """The member to be dispatched on demand. None while a full cohort waits for something else than results: it

@@ -323,7 +323,7 @@ class Core:
 
     def _next_entry(self) -> Entry | None:
         """What to hand out next; on demand, a member is planned when a worker is free for it."""
-        entry = self.cohort.next_planned()
+        entry = self.cohort.next_planned(len(self.crew.workers))
         if entry is None and (assignment := self.cohort.next_member()) is not None:
             self._append(journal.Planned(self._now, assignment.version, (assignment,)))
             entry = self.ledger.entries[assignment.eval_id]
