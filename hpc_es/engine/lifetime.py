@@ -10,6 +10,8 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Iterable
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,15 @@ def shared_memory(pid: int) -> set[Path]:
         return set()  # it has ended
     names = (line.partition("/dev/shm/")[2] for line in lines)
     return {Path("/dev/shm", name) for name in names if name.startswith((QUEUES, RANKS)) and "(deleted)" not in name}
+
+
+def remove(shared: Iterable[Path]) -> None:
+    """Remove the shared memory of processes that have ended; Python would keep queues until the front ends."""
+    for path in shared:
+        if path.exists():
+            path.unlink()
+            if path.name.startswith(QUEUES):
+                resource_tracker.unregister(f"/{path.name}", "shared_memory")  # or it misses the file in the end
 
 
 def _remove_leftovers(scratch: Path) -> None:

@@ -33,7 +33,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.base import Completion, Engine, EngineInfo, Illustrated
 from hpc_es.engine.gate import Gate, to_the_end
-from hpc_es.engine.lifetime import RANKS, Tie, is_running, process_start, shared_memory
+from hpc_es.engine.lifetime import Tie, is_running, process_start, remove, shared_memory
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, chosen, single_tokens
 from hpc_es.engine.vllm_launch import arguments, environment, launch
@@ -326,9 +326,7 @@ class VllmEngine(Engine):
             await asyncio.sleep(0.05)
         for pid in self._left():
             os.kill(pid, signal.SIGKILL)
-        for path in shared:
-            if path.name.startswith(RANKS):  # the rest is removed by Python's resource tracker, which wants to find it
-                path.unlink(missing_ok=True)
+        remove(shared)
         del self._arena
         shutil.rmtree(self._scratch, ignore_errors=True)
 
