@@ -271,7 +271,7 @@ def test_secrets_that_others_can_read_are_refused(bench, undisturbed):
 def test_a_full_disk_stops_the_run_cleanly_and_it_resumes(bench, undisturbed, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1100k", "none", disk], capture_output=True, text=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "none", disk], capture_output=True, text=True)
     if mounted.returncode:
         assert os.environ.get("CI") != "true", mounted.stderr
         pytest.skip(f"cannot mount a small file system here: {mounted.stderr}")
