@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from hpc_es.cli import app
 from hpc_es.launch.eval_config import Asked
+from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.worker.trajectories import read_trajectory_file
 
@@ -42,6 +43,14 @@ def test_the_command_prints_a_table_and_the_same_as_json(root: Path) -> None:
     assert second["difference"]["reward"]["difference"] == pytest.approx(second["reward"] - first["reward"])
     assert [at["k"] for at in second["pass_at"]] == [1, 2, 3]
     assert first["success_interval"][0] <= first["success"] <= first["success_interval"][1]
+
+
+def test_ranks_that_cannot_share_a_model_are_refused_before_an_engine_starts(root: Path) -> None:
+    model = write_tiny_llama("tiny")
+    options = ("--task", "task.yaml", "--out", "evals/tiny", "engine.kind=vllm", "engine.tensor_parallel=3")
+    said = invoke("eval", model, *options, code=2).output
+    assert "engine.tensor_parallel=3 does not divide the model's 4 attention heads" in " ".join(said.split())
+    assert not Path("evals/tiny").exists()
 
 
 LOUD = """\

@@ -21,7 +21,6 @@ from hpc_es.head.tasks import count_tasks
 from hpc_es.launch.manifest import settle_tasks
 from hpc_es.params import check_memory, checkpoint
 from hpc_es.params.heads import check_ranks, num_heads
-from hpc_es.params.weights import read_config
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Committed, Started, Stopped
@@ -52,8 +51,7 @@ def check(config: Config) -> None:
             f"engine.kind=endpoint: a frozen endpoint cannot be trained; `hpc-es eval {config.engine.url} --model "
             f"{config.model.path}` evaluates it, and engine.kind=vllm or transformers train a model of your own"
         )
-    check_model(Path(config.model.path))
-    check_ranks(config.engine.tensor_parallel, num_heads(read_config(Path(config.model.path))))
+    check_model(Path(config.model.path), config.engine.tensor_parallel)
     model, optimiser = config.model, config.es.optimiser.kind
     num_arenas = config.launch.workers + 1  # the head has one too
     check_memory(model.path, num_arenas, include=model.include, exclude=model.exclude, optimiser=optimiser)
@@ -62,8 +60,9 @@ def check(config: Config) -> None:
     settle_tasks(paths.tasks, config, has_begun=began_config(paths) is not None)
 
 
-def check_model(path: Path) -> None:
-    """Errors: ModelError when `path` is no Hugging Face folder with unquantised safetensors."""
+def check_model(path: Path, ranks: int) -> None:
+    """Errors: ModelError when `path` is no Hugging Face folder with unquantised safetensors, ConfigError when so many
+    tensor-parallel ranks cannot share its heads."""
     remedy = f"model.path is relative to the working directory ({Path.cwd()}); `hpc-es model get NAME` fetches a model"
     if not path.is_dir():
         raise ModelError(f"model.path={path}: no such folder; {remedy}")
@@ -79,6 +78,7 @@ def check_model(path: Path) -> None:
         raise ModelError(f"model.path={path} holds no *.safetensors; convert the checkpoint with save_pretrained")
     if described.get("quantization_config"):
         raise ModelError(f"model.path={path} is quantised; noise needs full weights: use the unquantised checkpoint")
+    check_ranks(ranks, num_heads(described))
 
 
 def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
