@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from hpc_es.analysis.intervals import Interval, Paired
     from hpc_es.cli.output import Column
-    from hpc_es.launch.retention.records import Record
     from hpc_es.launch.solo import Recorded
+    from hpc_es.store.retention import Record
 
 TASKS = "mmlu_pro,hellaswag,hellaswag_generated"
 
@@ -170,23 +170,18 @@ def _visits(source: Path, versions: str, base: Path | None, *, is_run: bool) -> 
 def _lines(found: "list[tuple[Path, Record]]", *, compare: bool) -> list[Line]:
     """A line for each metric of each record. `compare`: the first record of a task is that of the base."""
     from hpc_es.analysis.intervals import paired, wilson
+    from hpc_es.store.retention import asked_alike
 
     lines: list[Line] = []
     bases: dict[str, Record] = {}
     for path, record in found:
         base = bases.setdefault(record.measured.task, record)
-        comparable = compare and base is not record and _asked_alike(base, record)
+        comparable = compare and base is not record and asked_alike(base, record)
         for metric, correct in record.correct.items():
             change = paired(correct, base.correct[metric]) if comparable and len(correct) > 1 else None
             interval = wilson(sum(correct), len(correct))
             lines.append(Line(record, path, metric, interval, base.scores[metric] if comparable else None, change))
     return lines
-
-
-def _asked_alike(a: "Record", b: "Record") -> bool:
-    from msgspec.structs import replace
-
-    return replace(a.measured, digest=b.measured.digest) == b.measured
 
 
 def _columns(lines: list[Line]) -> "list[Column]":

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 from hpc_es import __version__
 from hpc_es.config import Config
 from hpc_es.errors import ConfigError
-from hpc_es.launch.retention.records import Measured, Record, Settings, find_record, write_record
 from hpc_es.launch.retention.tasks import MAX_TOKENS, SEED, Examples, make_task
 from hpc_es.launch.solo import Recorded, Solo
 from hpc_es.params.arena import Arena
 from hpc_es.params.weights import read_config, text_config
 from hpc_es.paths import RunPaths
+from hpc_es.store.retention import Measured, Record, Settings, find_record, write_record
 
 Backend = Literal["vllm", "transformers"]
 Dtype = Literal["float32", "bfloat16", "float16"]
