@@ -39,7 +39,7 @@ def plan(
     config: ConfigFile,
     overrides: Overrides = None,
     gpu: Annotated[
-        str, typer.Option(help="h100, a100-80, ...; or a YAML file with its numbers (see the README).")
+        str, typer.Option(help="h100, a100-80, ...; or a YAML file with its numbers (docs/gpus.md).")
     ] = "h100",
     workers: Annotated[int | None, typer.Option(help="Default: slurm.workers.")] = None,
     tokens_per_episode: Annotated[

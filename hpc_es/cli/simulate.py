@@ -38,7 +38,7 @@ def simulate(
     overrides: Overrides = None,
     durations: Annotated[
         str,
-        typer.Option(help="A run folder, a run.h5, constant:60, or lognormal:median=60,sigma=0.8 (see the README)."),
+        typer.Option(help="A run folder, a run.h5, constant:60, or lognormal:median=60,sigma=0.8 (docs/analysis.md)."),
     ] = "lognormal:median=60,sigma=0.8",
     workers: Annotated[str, typer.Option(help="Numbers, e.g. 8,64,512; default: launch.workers.")] = "",
     modes: Annotated[

@@ -64,7 +64,7 @@ class Assumptions(Model):
     noise_g_per_s: float = Field(150, gt=0)
     """10^9 elements x members that a GPU's update adds in a second; the aim for the kernels, not measured."""
     core_noise_g_per_s: float = Field(1.1, gt=0)
-    """The same of a CPU core; measured with AVX-512 (README, update of 16 members), half of it without."""
+    """The same of a CPU core; measured with AVX-512 (docs/measurements.md, update of 16 members), half of it without."""
     host_gb_per_s: float = Field(100, gt=0)
     """Memory bandwidth of a node, for passes on its cores."""
     network_gbit_per_s: float = Field(100, gt=0)
