@@ -34,6 +34,7 @@ from hpc_es.cli.arguments import (
     load_config,
     plural,
     run_paths,
+    warn_of_misfits,
 )
 from hpc_es.errors import ConfigError, HpcEsError, ModelError, TransportError, VerifyError
 from hpc_es.paths import RunPaths
@@ -132,6 +133,7 @@ def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> 
     from hpc_es.launch.local import run_local
 
     settings = load_config(config, overrides)
+    warn_of_misfits(settings, settings.launch.workers)
     out = console(stderr=json)
     with progress(out) as shown:
         outcome = run_local(settings, on_status=shown.status, on_event=shown.event)

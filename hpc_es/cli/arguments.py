@@ -34,6 +34,14 @@ def load_config(path: Path, overrides: list[str] | None, site: Path | None = Non
     return settings
 
 
+def warn_of_misfits(settings: "Config", num_workers: int) -> None:
+    """Say on stderr where so many workers and the run's schedule do not fit."""
+    from hpc_es.analysis.misfits import misfits
+
+    for sentence in misfits(settings, num_workers):
+        typer.secho(f"warning: {sentence}", fg="yellow", err=True)
+
+
 def _check_place(root: Path, settings: "Config") -> None:
     """Going on with a run folder must not begin another. Errors: ConfigError when the folder was moved."""
     place = settings.run.dir / settings.run.name

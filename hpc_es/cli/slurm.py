@@ -19,9 +19,11 @@ from hpc_es.cli.arguments import (
     RunFolder,
     load_config,
     run_paths,
+    warn_of_misfits,
 )
 
 if TYPE_CHECKING:
+    from hpc_es.config import Config
     from hpc_es.launch.slurm import Submission
     from hpc_es.paths import RunPaths
 
@@ -44,6 +46,7 @@ def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = No
     from hpc_es.launch import prepare as settle
 
     settings = load_config(config, overrides, site)
+    warn_of_misfits(settings, _workers_at_once(settings))
     with settle.launcher_lock(settle.run_paths(settings)):
         paths, _ = settle.write_folder(settings)
         settle.check(settings)
@@ -63,6 +66,7 @@ def submit(
     from hpc_es.launch import prepare, slurm
 
     settings = load_config(config, overrides, site)
+    warn_of_misfits(settings, _workers_at_once(settings))
     if dry_run:
         paths = prepare.run_paths(settings)
         for role, text in slurm.scripts(settings, paths).items():
@@ -135,6 +139,11 @@ def sbatch_flags(role: RoleName, run: RunFolder) -> None:
     if awkward := [flag for flag in flags if len(shlex.split(flag)) != 1 or shlex.split(flag)[0] != flag]:
         raise ConfigError(f"{awkward[0]} would not survive $(...) in a shell; give it to sbatch by hand")
     typer.echo(" ".join(flags))
+
+
+def _workers_at_once(settings: "Config") -> int:
+    """Elements of the array that run together, once the queue lets them."""
+    return min(settings.slurm.workers, settings.slurm.max_parallel or settings.slurm.workers)
 
 
 def _show_log(paths: "RunPaths", role: str, lines: int, *, stderr: bool = False) -> None:
