@@ -90,6 +90,13 @@ def make_for(config: Config, kind: Kind) -> Env:
     return make(config.task.env, **options)
 
 
+def keeps_all_turns(name: str) -> bool:
+    """Whether a prompt holds all turns before it, so that a talk grows; what does not exist yet is taken to be so.
+
+    Errors: ConfigError for a name that does not exist."""
+    return name in _PLANNED or _find(name).history is None
+
+
 def refuse_planned(name: str) -> None:
     """Errors: ConfigError for an environment that presets name, but that does not exist yet."""
     if name in _PLANNED:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 LONGEST_DEVIATIONS = 4
 """So many standard deviations above the mean, the longest evaluations of a run are looked for."""
+MAX_ARENA_SHARE = 0.05
+"""Share of idle time, for want of an update, that needs no word."""
 _SLURM_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "": 2**20}
 
 
@@ -37,6 +39,12 @@ def cautions_of(config: Config, made: "Plan", takes: Phases, assumed: Assumption
             f"{config.transport.lease_timeout:g}: raise it (planned as if it were), or lower es.tasks_per_member"
         )
     yield from misfits(config, num_workers, made.durations)
+    if made.simulated.arena_share > MAX_ARENA_SHARE:
+        yield (
+            f"workers idle {made.simulated.arena_share:.0%} of the time while the head adds an update, which takes "
+            f"{made.phases.head_update:,.0f} s with slurm.head.cpus={config.slurm.head.cpus}: give it more, or a GPU "
+            "(slurm.head.gres)"
+        )
     if made.num_up < num_workers:
         yield (
             f"{made.num_up} of {num_workers} workers came up before the end: a run this short needs fewer "
