@@ -1,6 +1,8 @@
 """configs/methods: every published setting, held against the papers' tables."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -218,10 +220,11 @@ def test_a_preset_without_its_environment_is_shown_and_planned_but_not_run(
     assert f"task.env={env}" in shown.stdout
     planned = invoke("plan", file, "--parameters", "8e9", "--tokens-in", "900", "--tokens-out", "100")
     assert planned.exit_code == 0, planned.output
-    for command in (("run", file), ("prepare", file), ("env", "check", env), ("env", "play", env)):
+    for command in (("run", file), ("submit", file), ("prepare", file), ("env", "check", env), ("env", "play", env)):
         refused = invoke(*command)
         assert refused.exit_code == 2
         assert f"the environment {env} is not part of hpc_es yet" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def invoke(*arguments: str) -> Result:
@@ -244,6 +247,12 @@ def test_every_key_says_where_its_value_is_from(path: Path) -> None:
     lines = text.splitlines()
     numbers = {int(origin.rpartition(":")[2]) for _, origin in yaml12.origins(tree)}
     assert [lines[number - 1] for number in sorted(numbers) if not SOURCES.search(lines[number - 1])] == []
+
+
+def test_the_page_of_the_presets_has_what_their_comments_say() -> None:
+    command = [sys.executable, str(CONFIGS.parent / "tools" / "presets_table.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=CONFIGS.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_is_published_is_not_said_to_be_chosen_or_unknown() -> None:

@@ -31,10 +31,9 @@ from hpc_es.cli.arguments import (
     Overrides,
     RunFolder,
     config_file,
-    load_config,
+    load_run,
     plural,
     run_paths,
-    warn_of_misfits,
 )
 from hpc_es.errors import ConfigError, HpcEsError, ModelError, TransportError, VerifyError
 from hpc_es.paths import RunPaths
@@ -132,8 +131,7 @@ def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> 
     from hpc_es.cli.output import console, print_json, progress, report
     from hpc_es.launch.local import run_local
 
-    settings = load_config(config, overrides)
-    warn_of_misfits(settings, settings.launch.workers)
+    settings = load_run(config, overrides, num_workers=lambda settings: settings.launch.workers)
     out = console(stderr=json)
     with progress(out) as shown:
         outcome = run_local(settings, on_status=shown.status, on_event=shown.event)

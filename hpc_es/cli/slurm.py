@@ -17,9 +17,8 @@ from hpc_es.cli.arguments import (
     Json,
     Overrides,
     RunFolder,
-    load_config,
+    load_run,
     run_paths,
-    warn_of_misfits,
 )
 
 if TYPE_CHECKING:
@@ -45,8 +44,7 @@ def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = No
     """Make the run folder and start nothing, for those who call sbatch themselves."""
     from hpc_es.launch import prepare as settle
 
-    settings = load_config(config, overrides, site)
-    warn_of_misfits(settings, _workers_at_once(settings))
+    settings = load_run(config, overrides, site, num_workers=_workers_at_once)
     with settle.launcher_lock(settle.run_paths(settings)):
         paths, _ = settle.write_folder(settings)
         settle.check(settings)
@@ -65,8 +63,7 @@ def submit(
     from hpc_es.cli.output import console, print_json
     from hpc_es.launch import prepare, slurm
 
-    settings = load_config(config, overrides, site)
-    warn_of_misfits(settings, _workers_at_once(settings))
+    settings = load_run(config, overrides, site, num_workers=_workers_at_once)
     if dry_run:
         paths = prepare.run_paths(settings)
         for role, text in slurm.scripts(settings, paths).items():
