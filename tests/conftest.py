@@ -30,14 +30,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The data that is not part of the repository: HPC_ES_SHARED, or shared/ beside the repository."""
+    """The data that is not part of the repository: HPC_ES_DATA, HPC_ES_SHARED/data, or shared/data beside it."""
     shared = Path(os.environ.get("HPC_ES_SHARED") or ROOT.parent / "shared")
-    if not (shared / "data").is_dir():
-        message = f"no data folder in {shared}; set HPC_ES_SHARED"
+    data = Path(os.environ.get("HPC_ES_DATA") or shared / "data")
+    if not data.is_dir():
+        message = f"no data folder {data}; set HPC_ES_DATA"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
-    return shared / "data"
+    return data
 
 
 @pytest.fixture

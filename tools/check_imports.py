@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 ROWS = (
     ("errors", "paths", "place", "__init__"),
-    ("config",),
+    ("config", "data"),
     ("noise", "es"),
     ("params",),
     ("store",),

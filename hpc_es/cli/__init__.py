@@ -31,7 +31,7 @@ from hpc_es.cli.arguments import (
     Overrides,
     RunFolder,
     config_file,
-    load_config,
+    load_run,
     plural,
     run_paths,
 )
@@ -131,7 +131,7 @@ def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> 
     from hpc_es.cli.output import console, print_json, progress, report
     from hpc_es.launch.local import run_local
 
-    settings = load_config(config, overrides)
+    settings = load_run(config, overrides, num_workers=lambda settings: settings.launch.workers)
     out = console(stderr=json)
     with progress(out) as shown:
         outcome = run_local(settings, on_status=shown.status, on_event=shown.event)

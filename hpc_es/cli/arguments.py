@@ -1,5 +1,6 @@
 """What the commands have in common: arguments, exit codes, and what a path means."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,21 @@ def load_config(path: Path, overrides: list[str] | None, site: Path | None = Non
     settings = load(config_file(path), overrides or (), site=site).config
     if path.is_dir():
         _check_place(path, settings)
+    return settings
+
+
+def load_run(
+    path: Path, overrides: list[str] | None, site: Path | None = None, *, num_workers: Callable[["Config"], int]
+) -> "Config":
+    """As `load_config`, of what is to be run now: refuses environments that do not exist yet, and says on stderr where
+    workers and schedule do not fit."""
+    from hpc_es import envs
+    from hpc_es.analysis.misfits import misfits
+
+    settings = load_config(path, overrides, site)
+    envs.refuse_planned(settings.task.env)
+    for sentence in misfits(settings, num_workers(settings)):
+        typer.secho(f"warning: {sentence}", fg="yellow", err=True)
     return settings
 
 

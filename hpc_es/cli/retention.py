@@ -80,7 +80,7 @@ def retention(
     tasks: Annotated[str, typer.Option(help="Some of these, with commas between them.")] = TASKS,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many examples of each task.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of the examples; default: data/retention in $HPC_ES_SHARED.")
+        Path | None, typer.Option(help="Folder of the examples; default: retention in $HPC_ES_DATA.")
     ] = None,
     base: Annotated[
         Path | None,

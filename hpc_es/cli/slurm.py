@@ -17,11 +17,12 @@ from hpc_es.cli.arguments import (
     Json,
     Overrides,
     RunFolder,
-    load_config,
+    load_run,
     run_paths,
 )
 
 if TYPE_CHECKING:
+    from hpc_es.config import Config
     from hpc_es.launch.slurm import Submission
     from hpc_es.paths import RunPaths
 
@@ -43,7 +44,7 @@ def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = No
     """Make the run folder and start nothing, for those who call sbatch themselves."""
     from hpc_es.launch import prepare as settle
 
-    settings = load_config(config, overrides, site)
+    settings = load_run(config, overrides, site, num_workers=_workers_at_once)
     with settle.launcher_lock(settle.run_paths(settings)):
         paths, _ = settle.write_folder(settings)
         settle.check(settings)
@@ -62,7 +63,7 @@ def submit(
     from hpc_es.cli.output import console, print_json
     from hpc_es.launch import prepare, slurm
 
-    settings = load_config(config, overrides, site)
+    settings = load_run(config, overrides, site, num_workers=_workers_at_once)
     if dry_run:
         paths = prepare.run_paths(settings)
         for role, text in slurm.scripts(settings, paths).items():
@@ -135,6 +136,11 @@ def sbatch_flags(role: RoleName, run: RunFolder) -> None:
     if awkward := [flag for flag in flags if len(shlex.split(flag)) != 1 or shlex.split(flag)[0] != flag]:
         raise ConfigError(f"{awkward[0]} would not survive $(...) in a shell; give it to sbatch by hand")
     typer.echo(" ".join(flags))
+
+
+def _workers_at_once(settings: "Config") -> int:
+    """Elements of the array that run together, once the queue lets them."""
+    return min(settings.slurm.workers, settings.slurm.max_parallel or settings.slurm.workers)
 
 
 def _show_log(paths: "RunPaths", role: str, lines: int, *, stderr: bool = False) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from hpc_es import envs
 from hpc_es.config import Config, compare, from_record, save
 from hpc_es.errors import ConfigError, LaunchError, ModelError, StoreError
 from hpc_es.head.tasks import count_tasks
@@ -51,6 +52,7 @@ def check(config: Config) -> None:
             f"engine.kind=endpoint: a frozen endpoint cannot be trained; `hpc-es eval {config.engine.url} --model "
             f"{config.model.path}` evaluates it, and engine.kind=vllm or transformers train a model of your own"
         )
+    envs.refuse_planned(config.task.env)  # first: its model is likely not here either, but that is not the reason
     check_model(Path(config.model.path), config.engine.tensor_parallel)
     model, optimiser = config.model, config.es.optimiser.kind
     num_arenas = config.launch.workers + 1  # the head has one too

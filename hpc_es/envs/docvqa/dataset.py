@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from hpc_es.data import data_path
 from hpc_es.envs.docvqa import pages
 from hpc_es.errors import ConfigError, EnvError
 from hpc_es.es.population import derive
@@ -120,7 +121,7 @@ def official(data_dir: Path, split: Split) -> Official:
     Errors: ConfigError when `data_dir` has no annotation file of the split, and as `Official`.
     """
     with _reading:
-        return _official(data_dir, split)
+        return _official(data_path(data_dir), split)
 
 
 _reading = threading.Lock()
