@@ -93,16 +93,16 @@ def plan(
         print_json({"config": str(config), "gpu": gpu, **_facts(made), "assumptions": assumed.model_dump()})
         return
     out = console()
-    out.print(_headline(settings, made, gpu), markup=False)
+    out.print(_headline(settings, made, gpu))
     for title, lines in _sections(settings, made, assumed):
         out.print()
         out.print(_table(title, lines))
     out.print()
     for caution in made.cautions:
-        out.print(f"caution: {caution}", style="yellow", markup=False)
+        out.print(f"caution: {caution}", style="yellow")
     command = ["hpc-es", "simulate", str(config), *(overrides or ()), "--workers", str(num_workers)]
     command += ["--durations", made.durations]
-    out.print(f"the same wall-clock, other modes: {shlex.join(command)}", style="dim", markup=False)
+    out.print(f"the same wall-clock, other modes: {shlex.join(command)}", style="dim")
 
 
 def _tokens(

@@ -46,9 +46,9 @@ def report(
             {"page": written.page, "figures": written.figures, "tables": written.tables, "absent": written.absent}
         )
     for name, reason in written.absent.items():
-        screen.print(f"no figure {name}: {reason}", markup=False)
+        screen.print(f"no figure {name}: {reason}")
     counts = f"{len(written.figures)} figures, {len(written.tables)} tables"
-    screen.print(f"{written.page} ({counts} beside it)", markup=False)
+    screen.print(f"{written.page} ({counts} beside it)")
 
 
 def _measure(name: str) -> "Measure":

@@ -122,9 +122,7 @@ def retention(
     found: list[tuple[Path, Record]] = []
     with stdout_for(json):
         for recorded, wanted in _visits(source, versions, base, is_run=is_run):
-            measured = measure(
-                recorded, wanted, examples, wishes, folder, say=lambda text: screen.print(text, markup=False)
-            )
+            measured = measure(recorded, wanted, examples, wishes, folder, say=screen.print)
             found += measured.values()
     lines = _lines(found, compare=is_run or base is not None)
     if json:
@@ -132,7 +130,7 @@ def retention(
     for table in tables(_columns(lines), screen.width, num_keys=3, justify="right"):
         screen.print(table)
     for text in _remarks(lines, folder, num_available=min(each.num_available for each in examples)):
-        screen.print(text, markup=False)
+        screen.print(text)
 
 
 def _names(tasks: str) -> list[str]:
