@@ -145,7 +145,7 @@ def _show_log(paths: "RunPaths", role: str, lines: int, *, stderr: bool = False)
     for path in (log.path, log.slurm_output):
         if path is not None:
             say(f"==> {path} <==", bold=True, err=stderr)
-            say("\n".join(path.read_text(errors="replace").splitlines()[-lines:]), err=stderr)
+            say("\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]), err=stderr)
 
 
 def _watch(submission: "Submission", *, stderr: bool) -> str:

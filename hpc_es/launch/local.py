@@ -263,5 +263,5 @@ def _visible_gpus() -> list[str]:
         return [name.strip() for name in chosen.split(",") if name.strip()]
     if not shutil.which("nvidia-smi"):
         return []
-    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, encoding="utf-8", timeout=60)
     return [str(i) for i, _ in enumerate(listed.stdout.splitlines())] if listed.returncode == 0 else []

@@ -147,13 +147,13 @@ def launcher_lock(paths: RunPaths) -> Iterator[None]:
     """
     try:
         paths.root.mkdir(parents=True, exist_ok=True)
-        file = open(paths.launcher_lock, "a+")  # noqa: SIM115 - the lock lasts as long as the file is open
+        file = open(paths.launcher_lock, "a+", encoding="utf-8")  # noqa: SIM115 - the lock lasts as long as the file is open
         _lock(file)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
     except BlockingIOError:
-        other = paths.launcher_lock.read_text().strip()
+        other = paths.launcher_lock.read_text(encoding="utf-8").strip()
         raise LaunchError(
             f"{paths.root} is being run by process {other or '?'}: watch it with `hpc-es status {paths.root}`, or stop "
             f"that process first"

@@ -138,7 +138,7 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
         texts = scripts(config, paths)
         paths.slurm.mkdir(exist_ok=True)
         for role, text in texts.items():
-            paths.slurm_script(role).write_text(text)
+            paths.slurm_script(role).write_text(text, encoding="utf-8")
             with _advice(config, role, slurm):
                 slurm.check(paths.slurm_script(role))
         with _advice(config, "head", slurm):

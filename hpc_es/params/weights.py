@@ -80,7 +80,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ModelError(f"model.path {folder} is no folder; `hpc-es model get` fetches a model, or name a local one")
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{folder} has no config.json; a Hugging Face model folder is needed") from None
     except ValueError as error:
@@ -162,7 +162,7 @@ def _listed(folder: Path) -> list[Stored]:
             )
         return scan_file(single)
     try:
-        weight_map: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
+        weight_map: dict[str, str] = dict(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{index} cannot be used ({error}); fetch the model again") from error
     tensors = {tensor.name: tensor for file in sorted(set(weight_map.values())) for tensor in scan_file(folder / file)}
