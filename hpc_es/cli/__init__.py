@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from hpc_es import __version__
+from hpc_es import __version__, modes
 from hpc_es.cli import env, episodes, evaluate, plan, probe, report, retention, simulate, slurm, study
 from hpc_es.cli.arguments import (
     EXIT_STOPPED,
@@ -84,6 +84,7 @@ class Dtype(StrEnum):
 
 def main() -> None:
     prepare_streams()
+    modes.keep_others_from_writing()
     warnings.formatwarning = _warning_line
     if "" not in sys.path:
         sys.path.insert(0, "")  # environments of one's own may lie in the working directory, as under python -m hpc_es
@@ -304,6 +305,7 @@ def worker(
 
 def _be_role(paths: RunPaths, role: Literal["head", "worker"], parent: int | None) -> bool:
     """What head and workers have in common. True when this process is a Slurm job of its own."""
+    modes.follow(paths.root)
     is_slurm_job = parent is None and Place.here().job is not None
     if parent is not None:
         from hpc_es.launch.process import follow_parent

@@ -24,6 +24,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from hpc_es import modes
 from hpc_es.cli.terminal import harmless
 from hpc_es.errors import StoreError
 from hpc_es.paths import RunPaths
@@ -263,7 +264,8 @@ def report(paths: RunPaths, out: Console) -> "Summary":
     run = read(paths.root)
     result = summary(run)
     out.print(render(result))
-    curve = save_png(plot_learning_curve([run]), paths.report / "learning_curve.png")
+    with modes.within(paths.root):
+        curve = save_png(plot_learning_curve([run]), paths.report / "learning_curve.png")
     out.print(f"learning curve: {curve}")
     out.print("try next:", style="bold")
     for command in (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpc_es import modes
 from hpc_es.cli.arguments import Json, RunFolder, plural, run_paths
 from hpc_es.errors import ConfigError
 
@@ -144,8 +145,9 @@ def _keep(run: Path, name: str, facts: dict[str, Any], show: bool) -> Path:
     from hpc_es.cli.output import print_json
 
     path = run_paths(run).report / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+    with modes.within(run):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
     if show:
         print_json(facts)
     return path

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from hpc_es import modes
 from hpc_es.cli.arguments import Json
 from hpc_es.errors import ConfigError
 from hpc_es.paths import RunPaths
@@ -120,7 +121,7 @@ def retention(
         chat_options=_chat_options(chat_options),
     )
     found: list[tuple[Path, Record]] = []
-    with stdout_for(json):
+    with stdout_for(json), modes.within(source if is_run and out is None else None):
         for recorded, wanted in _visits(source, versions, base, is_run=is_run):
             measured = measure(recorded, wanted, examples, wishes, folder, say=screen.print)
             found += measured.values()

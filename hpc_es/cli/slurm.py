@@ -45,7 +45,7 @@ def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = No
     from hpc_es.launch import prepare as settle
 
     settings = load_config(config, overrides, site)
-    with settle.launcher_lock(settle.run_paths(settings)):
+    with settle.launcher_lock(settings):
         paths, _ = settle.write_folder(settings)
         settle.check(settings)
     say(paths.root)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpc_es import modes
 from hpc_es.cli.arguments import AllRows, Json, Overrides, RunFolder, output_file, run_paths
 from hpc_es.errors import ConfigError
 
@@ -65,12 +66,13 @@ def counterfactual(
     asked += [f"es.baseline={baseline.value}"] if baseline else []
     asked += _lag_weight(lag_weight) if lag_weight is not None else []
     found = recompute(paths.root, asked, drop=None if drop is None else Drop.parse(drop), sample=sample)
-    if csv is None:
-        csv = paths.report / "counterfactual.csv"
-        csv.parent.mkdir(exist_ok=True)
     if not found.lines:
         raise ConfigError("the run has no update yet")
-    write_csv([dataclasses.asdict(line) for line in found.lines], csv)
+    with modes.within(paths.root if csv is None else None):
+        if csv is None:
+            csv = paths.report / "counterfactual.csv"
+            csv.parent.mkdir(exist_ok=True)
+        write_csv([dataclasses.asdict(line) for line in found.lines], csv)
     if json:
         summary = {"cosine_mean": found.mean("cosine"), "norm_ratio_mean": found.mean("norm_ratio")}
         print_json({"run": str(run), **dataclasses.asdict(found), **summary, "csv": str(csv)})

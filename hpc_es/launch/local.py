@@ -59,8 +59,7 @@ def run_local(
     caught in the main thread. Errors: ConfigError, ModelError, EnvError before anything starts; LaunchError, RunFailed,
     or ConfigError for a mistake that only the head could find, with the end of the log of the process that failed.
     """
-    paths = prepare.run_paths(config)
-    with prepare.launcher_lock(paths):
+    with prepare.launcher_lock(config):
         paths, changed = prepare.write_folder(config)
         if prepare.is_finished(paths):
             return Outcome(paths, True, "already finished")

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from hpc_es import modes
 from hpc_es.config import Config, compare, from_record, save
 from hpc_es.errors import ConfigError, LaunchError, ModelError, StoreError
 from hpc_es.head.tasks import count_tasks
@@ -140,18 +141,22 @@ def began_config(paths: RunPaths) -> Config | None:
 
 
 @contextlib.contextmanager
-def launcher_lock(paths: RunPaths) -> Iterator[None]:
-    """Be the only launcher of this run folder. The lock ends with the process, so a stale file blocks nobody.
+def launcher_lock(config: Config) -> Iterator[None]:
+    """Be the only launcher of this run's folder, which is made if need be and has its modes from here on.
+
+    The lock ends with the process, so a stale file blocks nobody.
 
     Errors: LaunchError with the process id of the other launcher.
     """
+    paths = run_paths(config)
     try:
-        paths.root.mkdir(parents=True, exist_ok=True)
+        modes.make_run_folder(paths.root)
         file = open(paths.launcher_lock, "a+", encoding="utf-8")  # noqa: SIM115 - the lock lasts as long as the file is open
         _lock(file)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
+        modes.settle(paths.root, group_readable=config.run.group_readable)
     except BlockingIOError:
         other = paths.launcher_lock.read_text(encoding="utf-8").strip()
         raise LaunchError(
@@ -160,7 +165,7 @@ def launcher_lock(paths: RunPaths) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise LaunchError(f"the run folder {paths.root} cannot be written: {error}") from None
-    with file:
+    with file, modes.within(paths.root):
         yield
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_es import modes
 from hpc_es.errors import ConfigError, ModelError
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 
@@ -195,8 +196,9 @@ def _importable(module: str) -> bool:
 
 
 def _write_manifest(folder: Path, name: str, source: str) -> None:
+    mask = modes.umask()
     for path in folder.iterdir():
-        path.chmod(0o644 if path.is_file() else 0o755)  # safetensors writes 0600, which no colleague could read
+        path.chmod((0o666 if path.is_file() else 0o777) & ~mask)  # safetensors writes 0600, whatever the umask
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     text = json.dumps({"name": name, "source": source, "files": sizes}, indent=2)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
