@@ -32,6 +32,7 @@ from hpc_es.cli.arguments import (
     load_config,
     plural,
     run_paths,
+    seat_name,
 )
 from hpc_es.cli.failures import end_with_message
 from hpc_es.cli.terminal import harmless, prepare_streams, say
@@ -293,7 +294,7 @@ def worker(
     parent: Parent = None,
 ) -> None:
     """Add a worker to a run: from any node that shares the run folder, at any time."""
-    paths, seat = run_paths(run), seat or Place.here().seat
+    paths, seat = run_paths(run), Place.here().seat if seat is None else seat_name(seat)
     if _be_role(paths, "worker", parent):
         from hpc_es.launch.slurm_role import be_worker
 

@@ -98,7 +98,7 @@ def chosen_versions(recorded: Recorded, text: str) -> tuple[int, ...]:
         return tuple(range(newest + 1))
     chosen = dict[int, None]()
     for part in re.sub(r"\blast\b", str(newest), text).split(","):
-        match = re.fullmatch(r"\s*([0-9]+)(?::([0-9]+)(?::([0-9]+))?)?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?::([0-9]{1,18})(?::([0-9]{1,18}))?)?\s*", part)
         if match is None:
             raise ConfigError(f"--versions {text!r} must be `all`, or numbers and `last`, like 0,10,last or 0:100:10")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)

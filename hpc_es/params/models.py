@@ -80,7 +80,10 @@ def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
         return dest
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise ConfigError(f"{dest} exists and is not a complete {name} folder; remove it or choose another place")
-    dest.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        dest.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{dest} cannot be made ({error.strerror}): choose another --out") from None
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}.", dir=dest.parent) as scratch:
         folder = Path(scratch, "model")
         source = _fetch(MODELS[name], folder, say) if name in MODELS else _make(name, folder)

@@ -121,7 +121,7 @@ def assume(gpu: str, changes: Sequence[str] = ()) -> Assumptions:
         key, equals, text = change.partition("=")
         if not equals:
             raise ConfigError(f"--set {change}: must be KEY=VALUE, e.g. prefill_share=0.3")
-        values[key.strip()] = yaml12.scalar(text.strip())
+        values[key.strip()] = yaml12.plain(yaml12.parse(text, f"--set {key}"))
     try:
         return Assumptions.model_validate(values)
     except ValidationError as error:
