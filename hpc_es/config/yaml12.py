@@ -1,7 +1,8 @@
 """YAML as people mean it: the scalars of YAML 1.2's core schema, durations, no duplicate keys, the place of each value.
 
-Invariant: whatever `dump` writes, `parse` reads back to equal values, or refuses as what no run could record. The traps of YAML 1.1 end here: `1e-3` is a
-number; `no`, `off` and `on` are text; `24:00:00` is text, and a duration where seconds are expected.
+Invariant: whatever `dump` writes, `parse` reads back to equal values, or refuses as what no run could record. The
+traps of YAML 1.1 end here: `1e-3` is a number; `no`, `off` and `on` are text; `24:00:00` is text, and a duration where
+seconds are expected.
 """
 
 import math
