@@ -24,7 +24,11 @@ def harmless(text: str) -> str:
 
 def say(text: object, *, err: bool = False, bold: bool = False, colour: str | None = None) -> None:
     """Print a line of plain text, harmless to the terminal: for commands that need no table (see output.console)."""
-    typer.secho(harmless(str(text)), err=err, bold=bold or None, fg=colour)
+    stream, plain = sys.stderr if err else sys.stdout, harmless(str(text))
+    if stream is None:  # the program was started with it closed
+        return
+    # not typer.echo, which writes UTF-8 where the locale says ASCII
+    print(typer.style(plain, bold=bold or None, fg=colour) if stream.isatty() else plain, file=stream, flush=True)
 
 
 def prepare_streams() -> None:
