@@ -8,7 +8,6 @@ mistake in the configuration is found here, before anything is loaded.
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from hpc_es.head.tasks import count_tasks
 from hpc_es.launch.manifest import settle_tasks
 from hpc_es.params import check_memory, checkpoint
 from hpc_es.params.heads import check_ranks, num_heads
+from hpc_es.params.weights import read_config
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Committed, Started, Stopped
@@ -67,14 +67,9 @@ def check_model(path: Path, ranks: int) -> None:
     remedy = f"model.path is relative to the working directory ({Path.cwd()}); `hpc-es model get NAME` fetches a model"
     if not path.is_dir():
         raise ModelError(f"model.path={path}: no such folder; {remedy}")
-    try:
-        described = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"model.path={path} has no config.json, so it is no Hugging Face folder; {remedy}") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path / 'config.json'} cannot be read: {error}") from None
-    if not isinstance(described, dict):
-        raise ModelError(f"{path / 'config.json'} holds no model's description, but {type(described).__name__}")
+    if not (path / "config.json").exists():
+        raise ModelError(f"model.path={path} has no config.json, so it is no Hugging Face folder; {remedy}")
+    described = read_config(path)
     if not any(path.glob("*.safetensors")):
         raise ModelError(f"model.path={path} holds no *.safetensors; convert the checkpoint with save_pretrained")
     if described.get("quantization_config"):

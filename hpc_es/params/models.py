@@ -212,6 +212,6 @@ def _is_complete(folder: Path, name: str) -> bool:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sizes = {file: (folder / file).stat().st_size for file in manifest["files"]}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return bool(manifest.get("name") == name and sizes == manifest["files"])
