@@ -256,7 +256,13 @@ def _listed(folder: Path) -> list[Stored]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} is damaged: weight_map must say which file has which tensor; fetch it again")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or not _is_text(file) or Path(file).name != file or not file.endswith(_SUFFIX):
+        if (
+            not isinstance(file, str)
+            or not _is_text(file)
+            or "\0" in file
+            or Path(file).name != file
+            or not file.endswith(_SUFFIX)
+        ):
             place = reprlib.repr(file)
             raise ModelError(f"{index}: {name[:200]!a} must be in a {_SUFFIX} file of this folder, not in {place}")
     tensors = dict[str, Stored]()
