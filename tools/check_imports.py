@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROWS = (
-    ("errors", "paths", "place", "__init__"),
+    ("errors", "modes", "paths", "place", "__init__"),
     ("config", "data"),
     ("noise", "es"),
     ("params",),

@@ -99,17 +99,17 @@ def plan(
         print_json({"config": str(config), "gpu": gpu, **_facts(made), **_stated(assumed)})
         return
     out = console()
-    out.print(_headline(settings, made, gpu), markup=False)
+    out.print(_headline(settings, made, gpu))
     for section in _sections(settings, made, assumed, gpu):
         out.print()
         out.print(_table(*section))
     out.print()
-    out.print(LEGEND, style="dim", markup=False)
+    out.print(LEGEND, style="dim")
     for caution in made.cautions:
-        out.print(f"caution: {caution}", style="yellow", markup=False)
+        out.print(f"caution: {caution}", style="yellow")
     command = ["hpc-es", "simulate", str(config), *(overrides or ()), "--workers", str(num_workers)]
     command += ["--durations", made.durations]
-    out.print(f"the same wall-clock, other modes: {shlex.join(command)}", style="dim", markup=False)
+    out.print(f"the same wall-clock, other modes: {shlex.join(command)}", style="dim")
 
 
 def _tokens(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from hpc_es import modes
 from hpc_es.cli.arguments import Json
 from hpc_es.errors import ConfigError
 from hpc_es.paths import RunPaths
@@ -120,11 +121,9 @@ def retention(
         chat_options=_chat_options(chat_options),
     )
     found: list[tuple[Path, Record]] = []
-    with stdout_for(json):
+    with stdout_for(json), modes.within(source if is_run and out is None else None):
         for recorded, wanted in _visits(source, versions, base, is_run=is_run):
-            measured = measure(
-                recorded, wanted, examples, wishes, folder, say=lambda text: screen.print(text, markup=False)
-            )
+            measured = measure(recorded, wanted, examples, wishes, folder, say=screen.print)
             found += measured.values()
     lines = _lines(found, compare=is_run or base is not None)
     if json:
@@ -132,7 +131,7 @@ def retention(
     for table in tables(_columns(lines), screen.width, num_keys=3, justify="right"):
         screen.print(table)
     for text in _remarks(lines, folder, num_available=min(each.num_available for each in examples)):
-        screen.print(text, markup=False)
+        screen.print(text)
 
 
 def _names(tasks: str) -> list[str]:

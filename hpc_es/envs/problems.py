@@ -94,7 +94,7 @@ def _read(path: Path, split: Split | None, _stamp: int) -> tuple[Problem, ...]:
                 raise ValueError(f"there is another problem with the id {problem.id!r}")
             if split is None or record.get("split", split) == split:
                 found[problem.id] = problem
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{path}, line {number}: {error}; each line is an object with `question` or `problem`, and `answer`"
             ) from error

@@ -167,7 +167,7 @@ def assume(gpu: str, changes: Sequence[str] = ()) -> Assumptions:
         key, equals, text = change.partition("=")
         if not equals:
             raise ConfigError(f"--set {change}: must be KEY=VALUE, e.g. prefill_share=0.3")
-        given[key.strip()] = yaml12.scalar(text.strip())
+        given[key.strip()] = yaml12.plain(yaml12.parse(text, f"--set {key}"))
     try:
         assumed = Assumptions.model_validate({**sheet, **given})
     except ValidationError as error:

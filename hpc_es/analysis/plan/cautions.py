@@ -85,5 +85,5 @@ def _of_what_is_given(config: Config, shape: Shape, tokens: Tokens) -> Iterator[
 
 def _slurm_bytes(text: str) -> float:
     """As --mem reads it: megabytes where nothing else is said; 0, which is all of a node, also for other text."""
-    found = re.fullmatch(r"(\d+)([KMGT]?)", text.upper().removesuffix("B"))
+    found = re.fullmatch(r"([0-9]{1,18})([KMGT]?)", text.upper().removesuffix("B"))
     return int(found[1]) * _SLURM_UNITS[found[2]] if found else 0

@@ -142,7 +142,7 @@ def _official(data_dir: Path, split: Split) -> Official:
 def _entries(path: Path) -> list[Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; fetch it again") from error
     entries = document.get("data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:

@@ -145,7 +145,8 @@ def _asked(recorded: Recorded, wishes: Wishes) -> tuple[Recorded, Settings]:
 def _context(model: Path) -> int:
     """Tokens that a model was made for, as far as its config says."""
     config = read_config(model)
-    return int((config | text_config(config)).get("max_position_embeddings") or MAX_LENGTH)
+    stated = (config | text_config(config)).get("max_position_embeddings")
+    return stated if isinstance(stated, int) and stated > 0 else MAX_LENGTH
 
 
 def _measured(recorded: Recorded, version: int, task: Examples, settings: Settings) -> Measured:
