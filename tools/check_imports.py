@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROWS = (
-    ("errors", "paths", "place", "__init__"),
+    ("quoting", "allowance"),
+    ("errors", "bounds", "paths", "place", "__init__"),
     ("config",),
     ("noise", "es"),
     ("params",),
