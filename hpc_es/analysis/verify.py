@@ -15,7 +15,7 @@ from hpc_es.config.load import from_record
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, StoreError, VerifyError
 from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Member, Result, UpdateMember
-from hpc_es.es.results import contradiction
+from hpc_es.es.results import why_unbelievable
 from hpc_es.es.staleness import Composed, lag
 from hpc_es.head import planning
 from hpc_es.params import Arena, checkpoint
@@ -314,7 +314,7 @@ def _check_results(history: History, digests: dict[int, int]) -> list[str]:
         assignment = history.planned.get(eval_id)
         if assignment is None:
             problems.append(f"evaluation {eval_id} was reported, but never planned")
-        elif (why := contradiction(assignment, result)) is not None:
+        elif (why := why_unbelievable(assignment, result)) is not None:
             problems.append(f"evaluation {eval_id}: its result does not fit together: {why}")
         digest = digests.get(eval_id.version, result.digest)
         if digest != result.digest:

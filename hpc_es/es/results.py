@@ -14,23 +14,24 @@ def fitness_of(episodes: Sequence[Episode]) -> float:
     return _mean([episode.reward for episode in episodes]) if episodes else math.nan
 
 
-def contradiction(assignment: Assignment, result: Result) -> str | None:
+def why_unbelievable(assignment: Assignment, result: Result) -> str | None:
     """Why this cannot be what came of the assignment; None: it can."""
-    if found := fault(result):
-        return str(found)
+    return str(found) if (found := fault(result)) else contradiction(assignment, result)
+
+
+def contradiction(assignment: Assignment, result: Result) -> str | None:
+    """The same for a result whose fields keep their bounds."""
     if result.error is not None:
         is_empty = not result.episodes and math.isnan(result.fitness)
         return None if is_empty else "it has both an error and what was measured"
     if not math.isfinite(result.fitness):
         return f"fitness {result.fitness} is not a finite number"
-    played = tuple(episode.task for episode in result.episodes)
+    played = tuple([episode.task for episode in result.episodes])
     if played != assignment.tasks:
         return f"its episodes are of tasks {_few(played)}; the assignment has {_few(assignment.tasks)}"
     rewards = [episode.reward for episode in result.episodes]
-    if result.fitness != _mean(rewards) and result.fitness not in (sum(rewards) / len(rewards), _exact_mean(rewards)):
+    if result.fitness != _mean(rewards) and result.fitness not in _other_means(rewards):
         return f"fitness is {result.fitness!r}; the mean of its episodes' rewards is {_mean(rewards)!r}"
-    if any(episode.invalid_actions > episode.turns for episode in result.episodes):
-        return "an episode has more invalid actions than turns"
     return None
 
 
@@ -39,9 +40,9 @@ def _mean(rewards: Sequence[float]) -> float:
     return reduce(add, rewards, 0.0) / len(rewards)
 
 
-def _exact_mean(rewards: Sequence[float]) -> float:
+def _other_means(rewards: Sequence[float]) -> tuple[float, float]:
     """What runs of the first release on Python 3.12 and later recorded, whose `sum` makes up for rounding."""
-    return math.fsum(rewards) / len(rewards)
+    return sum(rewards) / len(rewards), math.fsum(rewards) / len(rewards)
 
 
 def _few(tasks: Iterable[int]) -> str:

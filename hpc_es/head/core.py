@@ -82,6 +82,8 @@ class Core:
         self._strangers = events_allowance()
         self._untold = Counter[str]()
         """Events that were left out, by worker."""
+        self._sent_away: dict[str, str] = {}
+        """Who was, and why: a worker that is started again has another name."""
         self._summed_up = -math.inf
 
     # --- the one entrance ------------------------------------------------------------------------------------
@@ -214,6 +216,7 @@ class Core:
             self._send_away(name, f"{worker.refusals} of its messages broke a rule: see the events of this run")
 
     def _send_away(self, name: str, reason: str) -> None:
+        self._sent_away[name] = reason
         self._send(name, messages.Leave(reason, False))
         self._lose(name, reason)
 
@@ -267,6 +270,9 @@ class Core:
         if reason is not None:
             self._tell(hello.worker, "error", f"worker {hello.worker} refused", reason)
             self._send(hello.worker, messages.Refused(reason))
+            return
+        if hello.worker in self._sent_away:
+            self._send(hello.worker, messages.Leave(self._sent_away[hello.worker], False))
             return
         if hello.worker not in self.crew.workers and not self._joins.take(self._now):
             return

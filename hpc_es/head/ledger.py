@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hpc_es.es.records import Assignment, Commit, EvalId, Kind, Result
-from hpc_es.es.results import contradiction
+from hpc_es.es.results import why_unbelievable
 from hpc_es.store import records as journal
 
 EntryState = Literal["queued", "leased", "reported", "counted", "void", "discarded"]
@@ -35,7 +35,7 @@ class Entry:
 
 def why_void(entry: Entry) -> str | None:
     """Why the result that waits here must not count."""
-    return None if entry.result is None else contradiction(entry.assignment, entry.result)
+    return None if entry.result is None else why_unbelievable(entry.assignment, entry.result)
 
 
 @dataclass
