@@ -100,9 +100,9 @@ class Name:
 class Facts:
     """A small table of names with free texts."""
 
-    most: int = 64
+    most: int = 40
     name: Name = Name(1, 100)
-    most_characters: int = 500
+    most_characters: int = 300
 
     def __str__(self) -> str:
         return f"a table of at most {self.most} names, each {self.name}"

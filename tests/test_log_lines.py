@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_es.cli.log_lines import LINES_AT_ONCE, BoundedHandler
+from hpc_es.cli.log_lines import LINES_AT_ONCE, MAX_RECORD, BoundedHandler
 from hpc_es.launch.process import last_lines
 from hpc_es.quoting import MAX_MESSAGE
 
@@ -30,7 +30,7 @@ def test_a_record_and_its_traceback_are_bounded_and_printable(log: tuple[logging
     written = stream.getvalue()
     assert written.startswith("it said \\x1b[2Jxxx")
     assert "\x1b" not in written
-    assert len(written) <= MAX_MESSAGE + 1
+    assert len(written) <= MAX_RECORD + 1
 
 
 def test_one_place_in_the_code_writes_so_many_lines_and_then_says_how_many_it_left_out(
