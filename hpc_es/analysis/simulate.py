@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from hpc_es.allowance import Allowance
 from hpc_es.analysis.accounts import Accounts, Simulated
 from hpc_es.analysis.durations import Durations, uniform
 from hpc_es.config.schema import Config
@@ -116,6 +117,7 @@ class Simulation:
         ledger.apply(journal.Started(0.0, journal.SCHEMA_VERSION, config.run.name, 1, 0, "{}", _digest(0), {}, ""))
         tasks = Tasks(config.es.tasks_per_member, config.eval.num_tasks)
         self.core = Core(self.config, ledger, tasks, config_digest="")
+        self.core.joins = Allowance(10**9, 0)  # nobody here floods the head
         self.accounts = Accounts()
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []

@@ -78,7 +78,7 @@ class Core:
         self._now = self._began = 0.0
         self._saving = False
         self._exited = False
-        self._joins = Allowance(JOINS_AT_ONCE, JOINS_PER_MINUTE)
+        self.joins = Allowance(JOINS_AT_ONCE, JOINS_PER_MINUTE)
         self._strangers = events_allowance()
         self._untold = Counter[str]()
         """Events that were left out, by worker."""
@@ -274,7 +274,7 @@ class Core:
         if hello.worker in self._sent_away:
             self._send(hello.worker, messages.Leave(self._sent_away[hello.worker], False))
             return
-        if hello.worker not in self.crew.workers and not self._joins.take(self._now):
+        if hello.worker not in self.crew.workers and not self.joins.take(self._now):
             return
         for older in self.crew.in_seat(hello.seat):
             if older.name != hello.worker:

@@ -17,7 +17,7 @@ AGE_SLACK_S = 3600.0
 """How much older than its run a report may claim to be: the clock may have been set back between two heads."""
 EVENTS_AT_ONCE, EVENTS_PER_MINUTE = 60, 60
 """Events that the messages of one worker may cause, and leases that it may give up."""
-JOINS_AT_ONCE, JOINS_PER_MINUTE = 4096, 120
+JOINS_AT_ONCE, JOINS_PER_MINUTE = 4096, 600
 """Workers that may join; one that comes too early asks again with its next heartbeat."""
 
 
