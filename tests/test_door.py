@@ -246,7 +246,7 @@ def test_a_run_whose_results_are_all_refused_gives_up_and_says_why():
         ({"worker": MEGABYTE}, "worker is 'xxx"),
         ({"seat": "a\x1b[2J"}, "seat is 'a\\x1b[2J'"),
         ({"pid": -1}, "pid is -1"),
-        ({"base_digest": 2**64}, "base_digest is 18446744073709551616"),
+        ({"base_digest": -(2**63)}, "base_digest is -9223372036854775808"),
         ({"facts": dict.fromkeys(map(str, range(1000)), "x")}, "a table of at most 40 names"),
         ({"gpu": MEGABYTE}, "gpu is"),
         ({"version": -5}, "version is -5"),
