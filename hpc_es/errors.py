@@ -16,12 +16,18 @@
     ├── RunFailed          the run cannot go on (too many failed evaluations in a row)
     └── VerifyError        a recorded run contradicts itself
 
-Messages name the value, the rule and the remedy. The command line prints them without a traceback.
+Messages name the value, the rule and the remedy. The command line prints them without a traceback. Many quote words
+that come from outside, so each is bounded and has its control characters escaped, wherever it goes.
 """
+
+from hpc_es.quoting import MAX_MESSAGE, quote
 
 
 class HpcEsError(Exception):
     """Base of all errors below."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(quote(message, MAX_MESSAGE))
 
 
 class ConfigError(HpcEsError):

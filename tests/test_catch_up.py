@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from hpc_es.params import Arena, checkpoint
 from hpc_es.params.catch_up import HOPE, Costs, Measured, Way, full_work, ways, work
 from hpc_es.params.lab_model import write_lab_model
 from hpc_es.paths import RunPaths
-from hpc_es.worker.catch_up import CatchUp
+from hpc_es.worker.catch_up import CatchUp, Pending
 
 seconds = st.floats(0, 1e6)
 costs = st.builds(Costs, seconds, seconds, seconds)
@@ -29,6 +30,22 @@ def commit(version: int, num_members: int = 4, null: bool = False, num_subspaces
         for slot in range(num_members)
     ]
     return Commit(version, 0.1, tuple(members), null, num_subspaces)
+
+
+def test_commits_that_come_in_several_answers_are_all_obtained():
+    """The head bounds the size of an answer."""
+    asked = list[tuple[int, int]]()
+
+    async def obtain() -> list[Commit]:
+        def fetch(first: int, last: int) -> None:
+            asked.append((first, last))
+            asyncio.get_running_loop().call_soon(pending.keep, [commit(first), commit(first + 1)])
+
+        pending = Pending(SimpleNamespace(version=0), fetch)
+        return await pending.obtain(range(1, 6))
+
+    assert [each.version for each in asyncio.run(obtain())] == [1, 2, 3, 4, 5]
+    assert asked == [(1, 5), (3, 5), (5, 5)]
 
 
 # --- the model ----------------------------------------------------------------------------------------------------

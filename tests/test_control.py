@@ -218,6 +218,19 @@ def test_garbage_from_an_authenticated_peer_is_counted_and_dropped(
     assert server.num_undecodable == before + len(garbage) + 1
 
 
+def test_who_sends_what_cannot_be_read_is_refused_and_ends(
+    shared: tuple[HeadServer, "zmq.Socket[bytes]"],
+) -> None:
+    server, dealer = shared
+    dealer.send(b"\xc1")
+    dealer.send(m.encode(1, m.Goodbye("w", "after the garbage")))
+    pump(server, bool)
+    answer = m.decode(dealer.recv()).message
+    assert isinstance(answer, m.Refused)
+    assert "cannot be read" in answer.reason
+    assert "install the same hpc_es everywhere" in answer.reason
+
+
 def test_a_worker_that_comes_back_takes_its_identity_with_it(paths: RunPaths) -> None:
     keys = load_secrets(paths)
     with serving(paths) as server, raw_dealer(server, keys, b"same") as older:

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_es.config.es import EsConfig
+from hpc_es.errors import VerifyError
 from hpc_es.es import population, remedies, schedules, shaping, subspaces
-from hpc_es.es.records import EvalId
+from hpc_es.es.records import MAX_REWARD, EvalId
 
 finite = st.floats(-1e6, 1e6)
 
@@ -112,6 +113,24 @@ def test_utilities_do_not_depend_on_the_order_of_arrival(values, random):
         straight = shaping.utilities(kind, values)
         shuffled = shaping.utilities(kind, [values[i] for i in order])
         assert shuffled == [straight[i] for i in order]
+
+
+@pytest.mark.parametrize("kind", ["zscore", "centred_ranks"])
+@pytest.mark.parametrize("poison", [1e200, -1e200, math.inf, math.nan])
+@pytest.mark.parametrize("place", [0, 2])
+def test_fitness_that_no_worker_can_have_measured_is_refused_by_name(kind, poison, place):
+    values = [0.1, 0.2, 0.3]
+    values[place] = poison
+    with pytest.raises(
+        VerifyError, match=r"a fitness of .* makes no update: rewards are finite numbers, at most 1e\+100"
+    ):
+        shaping.utilities(kind, values)
+
+
+@given(st.lists(st.floats(-2 * MAX_REWARD, 2 * MAX_REWARD), min_size=2, max_size=50))
+def test_utilities_of_all_fitness_that_may_be_are_finite(values):
+    for kind in ("zscore", "centred_ranks"):
+        assert all(map(math.isfinite, shaping.utilities(kind, values)))
 
 
 def test_centred_ranks_average_ties_and_span_one():

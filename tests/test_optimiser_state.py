@@ -11,7 +11,7 @@ from hpc_es.analysis.verify import replay, verify
 from hpc_es.config.schema import Config
 from hpc_es.errors import ModelError, StoreError
 from hpc_es.es.optimiser import STATE, Kind
-from hpc_es.es.records import Commit, EvalId, Member, Result
+from hpc_es.es.records import Commit, Episode, EvalId, Member, Result
 from hpc_es.head import planning
 from hpc_es.noise import reference, tensor_id
 from hpc_es.params import Arena, check_memory, checkpoint, combine, num_bytes
@@ -42,7 +42,8 @@ def assignments(config: Config, version: int) -> list[journal.Assignment]:
 
 def result_of(assignment: journal.Assignment, digest: int = 0) -> Result:
     value = float(np.sin(10 * assignment.version + assignment.eval_id.slot))
-    return Result(assignment.eval_id, value, (), digest, 0.0, 0.0, 0.0)
+    episodes = tuple(Episode(t, value, False, 1, 0, 9, 2, 0.1, 0.1, "terminated") for t in assignment.tasks)
+    return Result(assignment.eval_id, value, episodes, digest, 0.0, 0.0, 0.0)
 
 
 def commits(config: Config) -> list[Commit]:

@@ -132,12 +132,6 @@ def test_a_joiner_that_is_lost_meanwhile_is_not_called() -> None:
     assert theatre.state("b") == "ready"
 
 
-def test_a_worker_whose_theta_came_damaged_leaves_an_event() -> None:
-    theatre = Theatre()
-    theatre.plane.arrived(messages.Arrived("a", 1, False, "digest 1, announced was 2"))
-    assert "announced was 2" in theatre.events[0]
-
-
 @pytest.mark.parametrize(
     ("settings", "offer", "told"),
     [

@@ -11,7 +11,7 @@ import scripted
 
 from hpc_es import envs
 from hpc_es.config.schema import Config
-from hpc_es.envs.base import Message, Observation
+from hpc_es.envs.base import Message, Observation, StepResult
 from hpc_es.errors import EngineError, EnvError, ModelError
 from hpc_es.es.records import Assignment, EvalId
 from hpc_es.worker import rollout
@@ -182,9 +182,18 @@ def test_the_words_of_an_environment_are_cut_and_can_be_sent(monkeypatch):
     assert len(msgspec.msgpack.encode(str(caught.value))) < 2000
 
 
-def test_control_characters_in_the_words_of_an_environment_are_made_visible():
-    assert rollout.quote(ValueError("a\x00b\x1b[31mc\nd é")) == "ValueError: a\\x00b\\x1b[31mc\nd é"
-    assert rollout.quote(ValueError("\udc80")) == "ValueError: \\udc80"
+def test_rewards_that_add_up_beyond_the_bound_are_a_fault(monkeypatch):
+    shown = Observation((Message("user", "task 1 turn 1"),))
+    monkeypatch.setattr(scripted, "ODD", {"step": StepResult(shown, 6e99, False, False)})
+    with pytest.raises(EnvError, match=r"the rewards of task 1 add up to more than 1e\+100"):
+        play("Odd", tasks=(1,))
+
+
+def test_a_reward_that_is_no_number_is_quoted_briefly(monkeypatch):
+    monkeypatch.setattr(scripted, "ODD", {"reward": "\x1b[2J" * 1_000_000})
+    with pytest.raises(EnvError, match="was rewarded with") as caught:
+        play("Odd", tasks=(1,))
+    assert len(str(caught.value)) < 500
 
 
 def test_a_prompt_that_the_tokenizer_refuses_is_a_fault_of_the_environment(monkeypatch):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from hpc_es.analysis.verify import check, collect, replay, verify
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, ModelError, VerifyError
-from hpc_es.es.records import Commit, EvalId, Result, UpdateMember
+from hpc_es.es.records import Commit, Episode, EvalId, Result, UpdateMember
 from hpc_es.head import planning
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
@@ -53,7 +53,8 @@ def made_up_run(config: Config, arena: Arena) -> Records:
         digest, cohort = arena.digest(), []
         for assignment in (*assignments, centre):
             fitness = float(np.sin(100 * version + assignment.eval_id.slot)) if version != 2 else 0.25
-            result = Result(assignment.eval_id, fitness, (), digest, 0.0, 0.0, 0.0)
+            episodes = tuple(Episode(t, fitness, False, 1, 0, 9, 2, 0.1, 0.1, "terminated") for t in assignment.tasks)
+            result = Result(assignment.eval_id, fitness, episodes, digest, 0.0, 0.0, 0.0)
             records.append(journal.Reported(1.0, "w0", result, 0.5, 0.9, 1))
             if assignment.member is not None:
                 cohort.append((assignment.member, result))
@@ -120,18 +121,22 @@ def of_member(change: Callable[[UpdateMember], UpdateMember], slot: int = 0) -> 
     return of_commit(apply)
 
 
-def of_results(change: Callable[[Result], Result]) -> Callable[[Records], Records]:
-    """Change the result of evaluation 1.0."""
+def of_results(change: Callable[[Result], Result], slot: int = 0) -> Callable[[Records], Records]:
+    """Change the result of evaluation 1.0, or of another one of version 1."""
 
     def apply(records: Records) -> Records:
         return [
             replace(r, result=change(r.result))
-            if isinstance(r, journal.Reported) and r.result.eval_id == EvalId(1, 0)
+            if isinstance(r, journal.Reported) and r.result.eval_id == EvalId(1, slot)
             else r
             for r in records
         ]
 
     return apply
+
+
+def of_episodes(change: Callable[[Episode], Episode], slot: int = 0) -> Callable[[Records], Records]:
+    return of_results(lambda result: replace(result, episodes=tuple(map(change, result.episodes))), slot)
 
 
 def with_digest(records: Records) -> Records:
@@ -183,6 +188,18 @@ FORGERIES = {
     "an update": (without_update, "update 2 is missing"),
     "a result twice": (reported_again, "reported twice"),
     "a result's digest": (of_results(lambda r: replace(r, digest=r.digest + 1)), "saw digest"),
+    "an episode's reward": (of_episodes(lambda e: replace(e, reward=e.reward + 0.5)), "the mean of"),
+    "an episode's task": (of_episodes(lambda e: replace(e, task=7)), "episodes are of tasks 7; the assignment has 0"),
+    "an episode's turns": (of_episodes(lambda e: replace(e, turns=2**40)), "turns is 1099511627776"),
+    "a reward of the centre": (of_episodes(lambda e: replace(e, reward=0.9), slot=-1), "evaluation 1.-1: its result"),
+    "no episodes": (of_results(lambda r: replace(r, episodes=())), "its episodes are of tasks none"),
+    "an episode too many": (of_results(lambda r: replace(r, episodes=2 * r.episodes)), "episodes are of tasks 0, 0"),
+    "seconds": (of_results(lambda r: replace(r, seconds_rollout=float("nan"))), "seconds_rollout is nan"),
+    "a digest that is none": (of_results(lambda r: replace(r, digest=-1)), "digest is -1"),
+    "an evaluation nobody planned": (
+        of_results(lambda r: replace(r, eval_id=EvalId(r.eval_id.version, 77))),
+        "was reported, but never planned",
+    ),
     "a result's failure": (of_results(lambda r: replace(r, error="worker")), "no result was reported"),
 }
 

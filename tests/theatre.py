@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from hpc_es.config.schema import Config
+from hpc_es.es import results
 from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.head.core import Core
 from hpc_es.head.events import CheckpointSaved, GroupUp, Received, Tick, Updated
@@ -172,8 +173,9 @@ class Stage:
         episodes = tuple(
             Episode(task, reward, False, 1, 0, 5, 1, 0.1, 0.0, "terminated")
             for task, reward in zip(assignment.tasks, rewards, strict=True)
+            if error is None
         )
-        result = Result(assignment.eval_id, fitness_of(assignment), episodes, digest, 0.0, 0.0, 1.0, error)
+        result = Result(assignment.eval_id, results.fitness_of(episodes), episodes, digest, 0.0, 0.0, 1.0, error)
         worker.unacked[result.eval_id] = result
         self.resend(worker)
 

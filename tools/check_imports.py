@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROWS = (
-    ("errors", "modes", "paths", "place", "__init__"),
+    ("quoting", "allowance"),
+    ("errors", "bounds", "modes", "paths", "place", "__init__"),
     ("config", "data"),
     ("noise", "es"),
     ("params",),

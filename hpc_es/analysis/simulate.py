@@ -15,15 +15,18 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from hpc_es.allowance import Allowance
 from hpc_es.analysis.accounts import Accounts, Simulated
 from hpc_es.analysis.durations import Durations, uniform
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, RunFailed
 from hpc_es.es.records import Assignment, Episode, EvalId, Kind, Result
+from hpc_es.es.results import fitness_of
 from hpc_es.head.core import Core
 from hpc_es.head.events import CheckpointSaved, Event, Received, Tick, Updated
 from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Update
@@ -38,7 +41,6 @@ MAX_LOSSES = 100
 """Evaluations lost per worker and member without a commit before the simulation gives up."""
 
 _KEYS_OF_MODE = {"sync": (), "natural": ("max_lag", "overdue"), "controlled": ("lag", "share"), "staircase": ()}
-_EPISODES = (Episode(0, 0.5, False, 1, 0, 0, 0, 0.0, 0.0, "terminated"),)
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Simulation:
         ledger.apply(journal.Started(0.0, journal.SCHEMA_VERSION, config.run.name, 1, 0, "{}", _digest(0), {}, ""))
         tasks = Tasks(config.es.tasks_per_member, config.eval.num_tasks)
         self.core = Core(self.config, ledger, tasks, config_digest="")
+        self.core.joins = Allowance(10**9, 0)  # nobody here floods the head
         self.accounts = Accounts()
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
@@ -234,8 +237,8 @@ class Simulation:
         self._num_holding += 1
         update = self._catch_up(worker, eval_id)
         rollout = durations.evaluation(eval_id, assignment.kind)
-        fitness = uniform(0, assignment.member.seed) if assignment.member else 0.5
-        result = Result(eval_id, fitness, _EPISODES, _digest(eval_id.version), update, 0.0, rollout)
+        episodes = _episodes(assignment)
+        result = Result(eval_id, fitness_of(episodes), episodes, _digest(eval_id.version), update, 0.0, rollout)
         finished = worker.started + update + rollout
         arrives = finished + durations.report(eval_id)
         report = messages.Report(name, result, arrives - worker.started, arrives - finished)
@@ -295,6 +298,22 @@ class Simulation:
         incarnation = worker.incarnation + 1
         back_at = self.now + requeue_s + self.durations.start(worker.number, incarnation)
         self._at(back_at, self._join, (worker.number, incarnation))
+
+
+def _episodes(assignment: Assignment) -> tuple[Episode, ...]:
+    """With a reward for the first task: so fitness has a spread, and the head takes it for what it is."""
+    reward = uniform(0, assignment.member.seed) if assignment.member else 0.5
+    first, *others = assignment.tasks
+    return (_episode(first, reward), *map(_unrewarded, others))
+
+
+def _episode(task: int, reward: float) -> Episode:
+    return Episode(task, reward, False, 1, 0, 0, 0, 0.0, 0.0, "terminated")
+
+
+@lru_cache(maxsize=4096)
+def _unrewarded(task: int) -> Episode:
+    return _episode(task, 0.0)
 
 
 def _digest(version: int) -> int:

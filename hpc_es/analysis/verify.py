@@ -1,7 +1,8 @@
 """Rebuild theta from the base model and the journal, and check everything that the run claims about itself.
 
-Invariant: nothing is believed that can be computed again. Digests come from a theta rebuilt here, utilities and
-coefficients from the recorded fitness, members from the run seed. What does not fit becomes a problem in the report.
+Invariant: nothing is believed that can be computed again. Digests come from a theta rebuilt here, fitness from the
+recorded episodes, utilities and coefficients from the fitness, members from the run seed. What does not fit becomes a
+problem in the report.
 """
 
 import itertools
@@ -14,6 +15,7 @@ from hpc_es.config.load import from_record
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, StoreError, VerifyError
 from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Member, Result, UpdateMember
+from hpc_es.es.results import why_unbelievable
 from hpc_es.es.staleness import Composed, lag
 from hpc_es.head import planning
 from hpc_es.params import Arena, checkpoint
@@ -303,15 +305,23 @@ def _rebuild(history: History, arena: Arena, say: Say) -> list[VersionLine]:
 
 
 def _check_results(history: History, digests: dict[int, int]) -> list[str]:
-    """Every result that was not voided was measured around the theta that its version names."""
-    return [
-        f"evaluation {result.eval_id} saw digest {result.digest:016x}, theta_{result.eval_id.version} has {digest:016x}"
-        for result in history.results.values()
-        if result.error is None
-        and result.eval_id not in history.void
-        and (digest := digests.get(result.eval_id.version)) is not None
-        and digest != result.digest
-    ]
+    """Every result that was not voided can have come of its assignment, and was measured around the theta that its
+    version names."""
+    problems = []
+    for eval_id, result in history.results.items():
+        if result.error is not None or eval_id in history.void:
+            continue
+        assignment = history.planned.get(eval_id)
+        if assignment is None:
+            problems.append(f"evaluation {eval_id} was reported, but never planned")
+        elif (why := why_unbelievable(assignment, result)) is not None:
+            problems.append(f"evaluation {eval_id}: its result does not fit together: {why}")
+        digest = digests.get(eval_id.version, result.digest)
+        if digest != result.digest:
+            problems.append(
+                f"evaluation {eval_id} saw digest {result.digest:016x}, theta_{eval_id.version} has {digest:016x}"
+            )
+    return problems
 
 
 def _check_checkpoints(history: History, arena: Arena, written: list[tuple[int, Path]]) -> list[str]:

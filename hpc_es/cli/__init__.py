@@ -7,7 +7,6 @@ object and nothing else. Imports are made inside the commands, so that `--help` 
 
 import atexit
 import dataclasses
-import logging
 import os
 import sys
 import threading
@@ -35,6 +34,7 @@ from hpc_es.cli.arguments import (
     seat_name,
 )
 from hpc_es.cli.failures import end_with_message
+from hpc_es.cli.log_lines import log_to
 from hpc_es.cli.terminal import harmless, prepare_streams, say
 from hpc_es.errors import TransportError, VerifyError
 from hpc_es.paths import RunPaths
@@ -316,7 +316,7 @@ def _be_role(paths: RunPaths, role: Literal["head", "worker"], parent: int | Non
         from hpc_es.launch.slurm_role import enter
 
         enter(paths, role, Place.here())
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    log_to(sys.stderr)
     return is_slurm_job
 
 

@@ -11,6 +11,7 @@ import typer
 
 from hpc_es.cli.arguments import EXIT_STOPPED, Json
 from hpc_es.errors import ConfigError, EnvError, HpcEsError
+from hpc_es.quoting import quote_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,7 +107,7 @@ def play(
     except (HpcEsError, typer.Exit):
         raise
     except Exception as error:  # whatever an environment raises is its fault
-        raise EnvError(f"{name} raised {type(error).__name__}: {error}") from error
+        raise EnvError(f"{name} raised {quote_error(error)}") from error
     finally:
         env.close()
 

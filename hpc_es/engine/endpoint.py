@@ -23,6 +23,7 @@ from hpc_es.engine.base import Chat, Completion, Engine, EngineInfo
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Commit, Member
+from hpc_es.quoting import quote
 
 log = logging.getLogger(__name__)
 
@@ -329,7 +330,7 @@ def _completion(answer: object, url: str) -> Completion:
         said = msgspec.convert(answer, _Answer)
     except msgspec.ValidationError as error:
         shown = answer if isinstance(answer, str) else json.dumps(answer)
-        raise EngineError(f"{url} sent no chat completion ({error}): {shown[:MAX_QUOTE]}") from None
+        raise EngineError(f"{url} sent no chat completion ({error}): {quote(shown, MAX_QUOTE)}") from None
     (choice, *_), usage = said.choices, said.usage or _Usage()
     if choice.finish_reason in ("abort", "error"):
         raise EngineError(f"{url} broke an answer off: finish_reason={choice.finish_reason}")
@@ -351,7 +352,7 @@ def _said(error: openai.OpenAIError) -> str:
     """The server's own words, short."""
     body = getattr(error, "body", None)
     words = body.get("message") if isinstance(body, Mapping) else None
-    return str(words or getattr(error, "message", None) or error)[:MAX_QUOTE]
+    return quote(str(words or getattr(error, "message", None) or error), MAX_QUOTE)
 
 
 def _few(names: Sequence[str]) -> str:

@@ -43,6 +43,7 @@ from hpc_es.es.records import Commit, Member
 from hpc_es.params.arena import Arena
 from hpc_es.params.receive import receive
 from hpc_es.params.regions import Region, choose_counted
+from hpc_es.quoting import quote_error
 
 log = logging.getLogger(__name__)
 
@@ -281,7 +282,7 @@ class VllmEngine(Engine):
         except Exception as error:  # vLLM's own, or what the model's processor raises
             raise EngineError(
                 f"vLLM cannot put {len(opened)} image{'' if len(opened) == 1 else 's'} into the prompt: "
-                f"{type(error).__name__}: {error}. Does the chat template of the model make a place for each?"
+                f"{quote_error(error)}. Does the chat template of the model make a place for each?"
             ) from error
         return dict(expanded)
 
@@ -294,7 +295,7 @@ class VllmEngine(Engine):
                     async for output in self._llm.generate(given, params, uuid4().hex):
                         last = output
                 except Exception as error:  # vLLM raises a dozen kinds; a dead engine is one of them
-                    raise EngineError(f"vLLM failed a request: {type(error).__name__}: {error}") from error
+                    raise EngineError(f"vLLM failed a request: {quote_error(error)}") from error
         return last
 
     async def _forget_prefixes(self) -> None:

@@ -28,6 +28,7 @@ from hpc_es.noise import threads as kernel_threads
 from hpc_es.params.arena import Arena
 from hpc_es.params.base import Base, Target, make_base
 from hpc_es.params.room import Residence
+from hpc_es.quoting import quote_error
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -103,7 +104,7 @@ class WorkerExtension:
         except HpcEsError:
             raise
         except Exception as error:  # whatever a driver, an allocator or a compiler says
-            return {"obstacle": f"{type(error).__name__}: {error}", "share": 0}
+            return {"obstacle": quote_error(error), "share": 0}
 
     @torch.no_grad()
     def _es_prove(self, counted: list[list[bool]], residence: Residence) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from hpc_es.config.schema import EngineConfig, ModelConfig
 from hpc_es.errors import ConfigError, EngineError
 from hpc_es.params.arena import CAST, Arena
 from hpc_es.params.room import gets_room, share_beside
+from hpc_es.quoting import quote_error
 
 _CPU_KV_CACHE_MIB = 256
 
@@ -98,9 +99,7 @@ def launch(arguments: dict[str, Any], environment: dict[str, str]) -> AsyncLLM:
         with _inherited(environment):
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     except Exception as error:  # configuration, memory, a worker that died: vLLM has no common base for them
-        raise EngineError(
-            f"vLLM did not start: {type(error).__name__}: {error}. Its log above has the cause"
-        ) from error
+        raise EngineError(f"vLLM did not start: {quote_error(error)}. Its log above has the cause") from error
 
 
 @contextmanager

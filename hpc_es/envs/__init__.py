@@ -14,6 +14,7 @@ from hpc_es.config.schema import Config
 from hpc_es.envs.base import Env
 from hpc_es.errors import ConfigError, EnvError
 from hpc_es.es.records import Kind
+from hpc_es.quoting import quote_error
 
 _BUILT_IN = {
     "conciseness": "hpc_es.envs.conciseness:Conciseness",
@@ -73,7 +74,7 @@ def make(name: str, **options: Any) -> Env:
     except ConfigError as error:
         raise ConfigError(f"environment {name}: {error}") from error
     except Exception as error:
-        raise EnvError(f"environment {name} cannot be made: {type(error).__name__}: {error}") from error
+        raise EnvError(f"environment {name} cannot be made: {quote_error(error)}") from error
 
 
 def make_for(config: Config, kind: Kind) -> Env:
@@ -118,7 +119,7 @@ def _find(name: str) -> type[Env]:
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a module raises whatever it likes
-        raise ConfigError(f"environment {name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"environment {name!r} cannot be imported: {quote_error(error)}") from error
     if not (inspect.isclass(found) and issubclass(found, Env)):
         raise ConfigError(f"environment {name!r} is not a subclass of hpc_es.envs.base.Env")
     return found

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from hpc_es.envs.base import Env, Observation, StepResult
 from hpc_es.errors import EnvError
+from hpc_es.quoting import quote_error
 
 ODD_ANSWERS = (
     "",
@@ -87,7 +88,9 @@ def _step(env: Env, answer: str) -> StepResult:
     try:
         return env.step(answer)
     except Exception as error:
-        raise EnvError(f"step raised {error!r} on the answer {answer[:40]!r}; an answer is never an error") from error
+        raise EnvError(
+            f"step raised {quote_error(error)} on the answer {answer[:40]!r}; an answer is never an error"
+        ) from error
 
 
 def _check_result(result: StepResult) -> None:
@@ -127,7 +130,7 @@ def _must_raise(call: Callable[[], object], what: str) -> None:
     except EnvError:
         return
     except Exception as error:
-        raise EnvError(f"{what} raised {error!r}; it must raise EnvError") from error
+        raise EnvError(f"{what} raised {quote_error(error)}; it must raise EnvError") from error
     raise EnvError(f"{what} raised nothing; it must raise EnvError")
 
 

@@ -2,12 +2,25 @@
 
 These structs travel on the wire and stand in the journal, so they hold no behaviour. Encoded by msgspec as
 msgpack; fields are only ever added at the end, with a default. Words as in the design's table. None of them can be part
-of a reference cycle, so the garbage collector need not look at them (gc=False).
+of a reference cycle, so the garbage collector need not look at them (gc=False). What a worker may say in them is stated
+in the types (see hpc_es.bounds), and is what the columns of run.h5 can hold.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
+
+from hpc_es.bounds import Between, OneOf, Text
+
+MAX_REWARD = 1e100
+"""The largest reward, either way: the squares of a cohort's fitness must stay finite."""
+
+Count = Annotated[int, Between(0, 2**31 - 1)]
+Version = Annotated[int, Between(0, 2**53)]
+Digest = Annotated[int, Between(0, 2**64 - 1)]
+Seconds = Annotated[float, Between(0.0, 1e9)]
+"""Of anything that a worker measured; the head knows a tighter bound, for it knows how long the run has lived."""
+Reward = Annotated[float, Between(-MAX_REWARD, MAX_REWARD)]
 
 Kind = Literal["train", "eval", "centre"]
 """A member for an update; the unperturbed centre on the evaluation tasks, or on the batch that the members play."""
@@ -23,9 +36,9 @@ class EvalId(Struct, frozen=True, gc=False, array_like=True, order=True):
     centre on the members' own batch.
     """
 
-    version: int
-    slot: int
-    replacement: int = 0
+    version: Version
+    slot: Annotated[int, Between(CENTRE_SLOT, 2**31 - 1)]
+    replacement: Count = 0
 
     def __str__(self) -> str:
         slot = "centre" if self.slot == CENTRE_SLOT else self.slot
@@ -68,18 +81,18 @@ class Assignment(Struct, frozen=True, gc=False):
 class Episode(Struct, frozen=True, gc=False):
     """One task played to its end under one member."""
 
-    task: int
-    reward: float
+    task: Annotated[int, Between(0, 2**53)]
+    reward: Reward
     success: bool
-    turns: int
-    invalid_actions: int
-    tokens_in: int
-    tokens_out: int
-    seconds_generating: float
-    seconds_in_env: float
-    ended: str
+    turns: Count
+    invalid_actions: Count
+    tokens_in: Count
+    tokens_out: Count
+    seconds_generating: Seconds
+    seconds_in_env: Seconds
+    ended: Annotated[str, OneOf(("terminated", "truncated", "context", "time"))]
     """Why it ended: "terminated", "truncated", "context" (the prompt left no room for an answer) or "time"."""
-    retries: int = 0
+    retries: Count = 0
 
 
 class Result(Struct, frozen=True, gc=False):
@@ -87,15 +100,15 @@ class Result(Struct, frozen=True, gc=False):
 
     eval_id: EvalId
     fitness: float
-    """Mean episode reward; higher is better, always. NaN when `error` is set."""
+    """Mean episode reward (see es/results.py); higher is better, always. NaN when `error` is set."""
     episodes: tuple[Episode, ...]
-    digest: int
+    digest: Digest
     """Digest of theta at `eval_id.version` in the arena that was perturbed."""
-    seconds_update: float
+    seconds_update: Seconds
     """Bringing the arena to the version."""
-    seconds_perturb: float
-    seconds_rollout: float
-    error: str | None = None
+    seconds_perturb: Seconds
+    seconds_rollout: Seconds
+    error: Annotated[str, Text()] | None = None
 
 
 class UpdateMember(Struct, frozen=True, gc=False, array_like=True):

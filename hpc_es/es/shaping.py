@@ -9,10 +9,15 @@ import struct
 from collections.abc import Sequence
 from typing import Literal
 
+from hpc_es.errors import VerifyError
+from hpc_es.es.records import MAX_REWARD
+
 Kind = Literal["zscore", "centred_ranks"]
 
 EPSILON = 1e-8
 """Added to the standard deviation, as in the papers' code."""
+MAX_SCORE = 2 * MAX_REWARD
+"""Of a fitness less its baseline, either way."""
 
 
 def has_spread(fitness: Sequence[float]) -> bool:
@@ -25,7 +30,14 @@ def utilities(kind: Kind, fitness: Sequence[float]) -> list[float]:
 
     `zscore`: (f - mean) / (population std + 1e-8) (Qiu et al., 2025).
     `centred_ranks`: ranks scaled to [-0.5, 0.5], ties averaged (Salimans et al., 2017).
+    Errors: VerifyError for a fitness that no worker can have measured, and from which no finite update follows.
     """
+    for value in fitness:
+        if not abs(value) <= MAX_SCORE:
+            raise VerifyError(
+                f"a cohort with a fitness of {value!r} makes no update: rewards are finite numbers, at most "
+                f"{MAX_REWARD:g} either way; the journal has a result that should have been refused"
+            )
     if not has_spread(fitness):
         return [0.0] * len(fitness)
     return zscore(fitness) if kind == "zscore" else centred_ranks(fitness)

@@ -8,15 +8,25 @@ or done. No clock, no I/O: the same core runs in the simulator.
 """
 
 import math
+from collections import Counter
 
-import msgspec
-
+from hpc_es.allowance import Allowance
+from hpc_es.bounds import tidied
 from hpc_es.config.schema import Config
 from hpc_es.es import subspaces
-from hpc_es.es.records import EvalId, Result
+from hpc_es.es.records import Commit, EvalId, Result
 from hpc_es.head.admission import refusal
 from hpc_es.head.cohort import Cohort, num_orphans, why_null
 from hpc_es.head.crew import Crew, Worker
+from hpc_es.head.door import (
+    EVENTS_PER_MINUTE,
+    JOINS_AT_ONCE,
+    JOINS_PER_MINUTE,
+    MAX_REFUSALS,
+    events_allowance,
+    why_no_result,
+    why_refused,
+)
 from hpc_es.head.events import (
     CheckpointSaved,
     Event,
@@ -33,6 +43,7 @@ from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, 
 from hpc_es.head.ledger import Entry, Ledger
 from hpc_es.head.plane import Plane
 from hpc_es.head.planning import Tasks, replacement
+from hpc_es.quoting import MAX_MESSAGE, quote
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 from hpc_es.transport.backends import NOTHING, Offer
@@ -41,6 +52,11 @@ from hpc_es.transport.messages import AnyMessage
 MAX_REBUILDS = 3
 """Digest mismatches of one worker before it is sent away."""
 NULLS_TO_WARN = 5
+SUMMARY_S = 60.0
+"""Between two events that say how many others were left out."""
+MAX_COMMIT_MEMBERS = 65_536
+"""Members of all commits in one answer to Fetch: a few megabytes."""
+STRANGERS = "workers that are not connected"
 DRAINED = "drained on request"
 
 
@@ -62,6 +78,13 @@ class Core:
         self._now = self._began = 0.0
         self._saving = False
         self._exited = False
+        self.joins = Allowance(JOINS_AT_ONCE, JOINS_PER_MINUTE)
+        self._strangers = events_allowance()
+        self._untold = Counter[str]()
+        """Events that were left out, by worker."""
+        self._sent_away: dict[str, str] = {}
+        """Who was, and why: a worker that is started again has another name."""
+        self._summed_up = -math.inf
 
     # --- the one entrance ------------------------------------------------------------------------------------
 
@@ -72,6 +95,8 @@ class Core:
         if advice and self.ledger.planned < 0:
             self.note("warning", advice)
         self.plane.start()
+        for entry, why in self.ledger.contradictions():
+            self._replace(entry, why)
         self._advance()
         return self._take()
 
@@ -99,6 +124,7 @@ class Core:
                 self.plane.end_transfer(workers, num_bytes, seconds, error)
             case Tick():
                 self._expire()
+                self._sum_up_untold()
                 self._give_up_orphans()
                 self._open_transfer()
             case StopAsked(reason=reason, comes_back=comes_back):
@@ -120,54 +146,135 @@ class Core:
 
     def note(self, level: str, what: str, detail: str = "") -> None:
         """Leave an event for people to read later."""
+        what, detail = quote(what, MAX_MESSAGE), quote(detail, MAX_MESSAGE)
         self.notes = [*self.notes[-19:], f"{level}: {what}" + (f" ({detail})" if detail else "")]
         self._append(journal.Noted(self._now, level, what, detail))
+
+    def _tell(self, sender: str, level: str, what: str, detail: str = "") -> None:
+        """Leave an event that a message caused, within the allowance of its sender."""
+        worker = self.crew.workers.get(sender)
+        if (worker.allowance if worker else self._strangers).take(self._now):
+            self.note(level, what, detail)
+        else:
+            self._untold[sender if worker else STRANGERS] += 1
+
+    def _sum_up_untold(self) -> None:
+        if not self._untold or self._now - self._summed_up < SUMMARY_S:
+            return
+        loudest = ", ".join(f"{count} of {name}" for name, count in self._untold.most_common(5))
+        what = f"{self._untold.total()} events were left out: more than {EVENTS_PER_MINUTE} a minute"
+        self.note("warning", what, loudest)
+        self._untold.clear()
+        self._summed_up = self._now
 
     # --- messages --------------------------------------------------------------------------------------------
 
     def _receive(self, message: AnyMessage) -> None:
+        sender: str | None = getattr(message, "worker", None)
+        if (why := why_refused(message)) is not None:
+            self._refuse(message, why)
+        else:
+            self._act_on(tidied(message))
+        if sender is None or self.crew.seen(sender, self._now):
+            return
+        if not isinstance(message, messages.Hello | messages.Goodbye):
+            self._send(sender, messages.Unknown())
+
+    def _refuse(self, message: AnyMessage, why: str) -> None:
+        """A message that breaks a rule changes nothing but what is thought of its sender, who is told to send it no
+        more."""
+        match message:
+            case messages.Report(worker=sender, result=result):
+                self._send(sender, messages.Ack(result.eval_id))
+                self._refuse_result(message, why)
+            case messages.Hello(worker=sender):
+                self._send(sender, messages.Refused(why))
+                self._tell(sender, "error", f"worker {quote(sender)} refused", why)
+            case _:
+                sender = getattr(message, "worker", "")
+                what = f"{type(message).__name__} of worker {quote(sender)} is refused"
+                self._tell(sender, "error", what, why)
+                self._count_refusal(sender)
+
+    def _refuse_result(self, report: messages.Report, why: str) -> None:
+        """Void the evaluation, as if it had failed, where this worker was to make it; the work of others goes on."""
+        result, name, now = report.result, report.worker, self._now
+        self._tell(name, "error", f"result {result.eval_id} of worker {quote(name)} is refused", why)
+        worker, entry = self.crew.workers.get(name), self.ledger.entries.get(result.eval_id)
+        if worker is not None and worker.lease == result.eval_id:
+            self.crew.give(worker, None)
+        if entry is not None and entry.state == "leased" and entry.worker == name:
+            self._fail_evaluation(entry, Result(result.eval_id, math.nan, (), 0, 0.0, 0.0, 0.0, why), name, now, now)
+        self._count_refusal(name)
+
+    def _count_refusal(self, name: str) -> None:
+        worker = self.crew.workers.get(name)
+        if worker is None or self._exited:
+            return
+        worker.refusals += 1
+        if worker.refusals > MAX_REFUSALS:
+            self._send_away(name, f"{worker.refusals} of its messages broke a rule: see the events of this run")
+
+    def _send_away(self, name: str, reason: str) -> None:
+        self._sent_away[name] = reason
+        self._send(name, messages.Leave(reason, False))
+        self._lose(name, reason)
+
+    def _act_on(self, message: AnyMessage) -> None:
+        """A message whose fields keep their rules."""
         match message:
             case messages.Hello():
                 self._hello(message)
             case messages.Report():
                 self._report(message)
             case messages.Fetch(worker=worker, first=first, last=last):
-                commits = tuple(
-                    self.ledger.commits[v] for v in range(max(first, 1), min(last, self.ledger.version) + 1)
-                )
-                self._send(worker, messages.Records(commits))
+                self._send(worker, messages.Records(self._commits(first, last)))
             case messages.HandBack(worker=worker, eval_id=eval_id, reason=reason, holding=holding):
                 self._drop_lease(worker, eval_id, reason)
                 if holding is not None and (busy := self.crew.workers.get(worker)) is not None:
                     self._holds(busy, holding)
             case messages.EpochReady(worker=worker, epoch=epoch, ok=ok, detail=detail):
-                if not ok:
+                if not ok and self.plane.has_member(epoch, worker):
                     self.plane.end_epoch(epoch, f"{worker}: {detail}")
-            case messages.Arrived():
-                self.plane.arrived(message)
+            case messages.Arrived(worker=worker, ok=ok, detail=detail):
+                if not ok:
+                    self._tell(worker, "warning", f"theta did not come to {worker} by broadcast", detail)
             case messages.Draining(worker=worker, reason=reason):
                 for drained in self.crew.called(worker):
                     self.crew.mark(drained, "draining")
-                    self.note("info", f"worker {worker} takes no more work", reason)
+                    self._tell(drained.name, "info", f"worker {worker} takes no more work", reason)
             case messages.DrainRequest(who=who):
                 for drained in self.crew.called(who):
+                    if drained.dismissal is not None:
+                        continue
                     self._append(journal.Dismissed(self._now, drained.name))
                     self.crew.dismiss(drained, DRAINED)
             case messages.Goodbye(worker=worker, reason=reason):
                 self._lose(worker, reason)
             case messages.StopRequest(reason=reason):
                 self.stopping = self.stopping or reason
-        sender: str | None = getattr(message, "worker", None)
-        if sender is None or self.crew.seen(sender, self._now):
-            return
-        if not isinstance(message, messages.Hello | messages.Goodbye):
-            self._send(sender, messages.Unknown())
+
+    def _commits(self, first: int, last: int) -> tuple[Commit, ...]:
+        """Of these versions, as many as make a message of bounded size; one at least, where there is one."""
+        chosen, num_members = list[Commit](), 0
+        for version in range(max(first, 1), min(last, self.ledger.version) + 1):
+            commit = self.ledger.commits[version]
+            num_members += len(commit.members)
+            if chosen and num_members > MAX_COMMIT_MEMBERS:
+                break
+            chosen.append(commit)
+        return tuple(chosen)
 
     def _hello(self, hello: messages.Hello) -> None:
         reason = refusal(hello, self.config, base_digest=self.ledger.digests[0], config_digest=self.config_digest)
         if reason is not None:
-            self.note("error", f"worker {hello.worker} refused", reason)
+            self._tell(hello.worker, "error", f"worker {hello.worker} refused", reason)
             self._send(hello.worker, messages.Refused(reason))
+            return
+        if hello.worker in self._sent_away:
+            self._send(hello.worker, messages.Leave(self._sent_away[hello.worker], False))
+            return
+        if hello.worker not in self.crew.workers and not self.joins.take(self._now):
             return
         for older in self.crew.in_seat(hello.seat):
             if older.name != hello.worker:
@@ -181,12 +288,11 @@ class Core:
         self._send(worker.name, messages.Welcome(self.ledger.version, self.config_digest))
         if self.stopping is not None and not self.comes_back:
             self._send(worker.name, messages.Leave(self.stopping, False))
-        if worker.lease is not None and worker.lease != hello.holding:
-            self._drop_lease(worker.name, worker.lease, "the worker does not hold it any more")
         entry = self.ledger.entries.get(hello.holding) if hello.holding else None
         is_known = entry is not None and entry.state in ("reported", "counted", "discarded")
         self._holds(worker, None if is_known else hello.holding)
-        self.plane.welcome(worker, hello, self.ledger.version)
+        if worker.name in self.crew.workers:
+            self.plane.welcome(worker, hello, self.ledger.version)
 
     def _report(self, report: messages.Report) -> None:
         result, now = report.result, self._now
@@ -197,17 +303,26 @@ class Core:
         self._send(report.worker, messages.Ack(result.eval_id))
         if entry is None or entry.state not in ("queued", "leased"):
             return  # a duplicate, or void: acknowledged so that it is not sent again, never counted
-        if result.error is None and not (math.isfinite(result.fitness) and result.episodes):
-            result = _failed(result, f"fitness {result.fitness} is not a finite number")
+        if (why := why_no_result(report, entry.assignment, now - min(self.ledger.began, self._began))) is not None:
+            self._refuse_result(report, why)
+            return
         started, finished = now - report.started_age, now - report.finished_age
+        if result.error is not None:
+            self._fail_evaluation(entry, result, report.worker, started, finished)
+            return
         self._append(journal.Reported(now, report.worker, result, started, finished, max(entry.attempts, 1)))
         self.crew.count_result(report.worker, result)
-        if result.error is not None:
-            self._replace(entry, result.error)
-            if self.ledger.failures_in_a_row >= self.config.run.max_failures_in_a_row:
-                self._fail(result.error)
-        elif self.ledger.digests.get(result.eval_id.version, result.digest) != result.digest:
+        if self.ledger.digests.get(result.eval_id.version, result.digest) != result.digest:
             self._quarantine(entry)
+
+    def _fail_evaluation(self, entry: Entry, failed: Result, worker: str, started: float, finished: float) -> None:
+        """Journal what went wrong, and plan another in its place, unless too many have failed."""
+        error = failed.error or "it failed, and did not say why"
+        self._append(journal.Reported(self._now, worker, failed, started, finished, max(entry.attempts, 1)))
+        self.crew.count_result(worker, failed)
+        self._replace(entry, error)
+        if self.ledger.failures_in_a_row >= self.config.run.max_failures_in_a_row:
+            self._fail(error)
 
     def _check_digests(self, version: int) -> None:
         """Void what was measured around other bits than theta_version, and quarantine who measured it."""
@@ -228,8 +343,7 @@ class Core:
         worker.rebuilds += 1
         self.note("error", f"worker {name} is quarantined", f"digest {wrong:016x} at version {version}")
         if worker.rebuilds > MAX_REBUILDS:
-            self._send(name, messages.Leave("its parameters differed again and again: suspect its memory", False))
-            self._lose(name, "digests differed again and again")
+            self._send_away(name, "its parameters differed again and again: suspect its memory")
         else:
             self.crew.mark(worker, "rebuilding")
             self._send(name, messages.Rebuild(version))
@@ -237,7 +351,7 @@ class Core:
     def _replace(self, entry: Entry, reason: str) -> None:
         """Void an evaluation and plan its replacement; on demand, a new member comes instead."""
         self._void(entry, reason)
-        self.note("warning", f"evaluation {entry.assignment.eval_id} is void", reason)
+        self._tell(entry.worker or "", "warning", f"evaluation {entry.assignment.eval_id} is void", reason)
         if not self._made_on_demand(entry):
             again = replacement(self.config, entry.assignment)
             self._append(journal.Planned(self._now, again.version, (again,)))
@@ -251,7 +365,11 @@ class Core:
     # --- leases ----------------------------------------------------------------------------------------------
 
     def _holds(self, worker: Worker, eval_id: EvalId | None) -> None:
-        """What a worker says that it holds, whether or not this head gave it."""
+        """What a worker says that it holds, whether or not this head gave it; so it holds nothing else any more."""
+        if worker.lease is not None and worker.lease != eval_id:
+            self._drop_lease(worker.name, worker.lease, "the worker does not hold it any more")
+        if worker.name not in self.crew.workers:
+            return  # it gave up its work once too often
         self.crew.give(worker, eval_id)
         entry = self.ledger.entries.get(eval_id) if eval_id else None
         if entry is not None and entry.state == "queued":
@@ -271,6 +389,8 @@ class Core:
             self._append(journal.Unleased(self._now, eval_id, worker, reason))
             if self._made_on_demand(entry):
                 self._void(entry, f"lost: {reason}")
+            if holder is not None and not holder.allowance.take(self._now):
+                self._send_away(worker, f"it gives up its work more than {EVENTS_PER_MINUTE} times a minute")
 
     def _lose(self, name: str, reason: str) -> None:
         worker = self.crew.leave(name)
@@ -290,8 +410,7 @@ class Core:
                 continue
             if self._now - entry.leased_at > transport.lease_timeout:
                 reason = f"lease of {entry.assignment.eval_id} ran past {transport.lease_timeout:g} s"
-                self._send(worker.name, messages.Leave(reason, False))
-                self._lose(worker.name, reason)
+                self._send_away(worker.name, reason)
 
     def _give_up_orphans(self) -> None:
         """On demand, what an earlier head had leased waits for its holder, and for no one else; but not for ever."""
@@ -393,7 +512,3 @@ class Core:
         reason = f"{count} evaluations failed one after the other, so the run stops; the last error: {error}"
         self.note("error", reason)
         self._exit(reason, finished=False, failed=True)
-
-
-def _failed(result: Result, error: str) -> Result:
-    return msgspec.structs.replace(result, error=error)

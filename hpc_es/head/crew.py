@@ -6,7 +6,9 @@ Volatile on purpose: a head that restarts meets its workers anew, through their 
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpc_es.allowance import Allowance
 from hpc_es.es.records import EvalId, Result
+from hpc_es.head.door import events_allowance
 from hpc_es.transport.backends import Offer
 from hpc_es.transport.messages import Hello
 
@@ -29,6 +31,9 @@ class Worker:
     """Why it is sent home as soon as it holds nothing."""
     lease: EvalId | None = None
     rebuilds: int = 0
+    refusals: int = 0
+    """Messages of it that broke a rule."""
+    allowance: Allowance = field(default_factory=events_allowance)
     num_results: int = 0
     seconds_busy: float = 0.0
     seconds_useful: float = 0.0

@@ -6,12 +6,14 @@ there are: counts are kept, not computed.
 """
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from hpc_es.es.records import Assignment, Commit, EvalId, Kind, Result
+from hpc_es.es.results import why_unbelievable
 from hpc_es.store import records as journal
 
 EntryState = Literal["queued", "leased", "reported", "counted", "void", "discarded"]
@@ -31,11 +33,18 @@ class Entry:
     """Dropped once counted: the commit has what matters."""
 
 
+def why_void(entry: Entry) -> str | None:
+    """Why the result that waits here must not count."""
+    return None if entry.result is None else why_unbelievable(entry.assignment, entry.result)
+
+
 @dataclass
 class Ledger:
     """Entries by id; commits and digests by version. `version` is the newest policy version."""
 
     version: int = 0
+    began: float = math.inf
+    """When the first head began."""
     commits: dict[int, Commit] = field(default_factory=dict)
     digests: dict[int, int] = field(default_factory=dict)
     entries: dict[EvalId, Entry] = field(default_factory=dict)
@@ -115,12 +124,18 @@ class Ledger:
     def evals_open(self) -> bool:
         return any(self._centre_ids.values())
 
+    def contradictions(self) -> list[tuple[Entry, str]]:
+        """Results that wait and cannot have come of their assignments, with the reason: heads of the first release
+        wrote down whatever a worker said."""
+        return [(entry, why) for entry in self.entries.values() if (why := why_void(entry))]
+
     # --- the fold ------------------------------------------------------------------------------------------
 
     def apply(self, record: journal.Record) -> None:
         match record:
-            case journal.Started(base_digest=digest):
+            case journal.Started(base_digest=digest, time=time):
                 self.digests[0] = digest
+                self.began = min(self.began, time)
                 self.failures_in_a_row = 0
                 for entry in [entry for entry in self.entries.values() if entry.state == "leased"]:
                     self._release(entry)
@@ -220,7 +235,7 @@ class Ledger:
         for kind in ("centre", "eval"):
             group = [entry for entry in entries if entry.assignment.kind == kind]
             results = [entry.result for entry in group if entry.result is not None]
-            if not group or len(results) < len(group):
+            if not group or len(results) < len(group) or any(map(why_void, group)):
                 continue
             if any(result.digest != self.digests[version] for result in results):
                 continue

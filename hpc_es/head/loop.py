@@ -55,6 +55,7 @@ from hpc_es.params.arena import Arena
 from hpc_es.params.head_update import Apply, head_update
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
+from hpc_es.quoting import quote_error
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import Hdf5Writer
 from hpc_es.store.journal import JournalWriter, read_journal
@@ -153,7 +154,7 @@ class Head:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None and not isinstance(error, Superseded):  # then the workers are the newer head's
             for worker in self.core.crew.workers:
-                self.server.send(worker.encode(), Leave(f"the head failed: {error}", False))
+                self.server.send(worker.encode(), Leave(f"the head failed: {quote_error(error)}", False))
         self.server.close()
         if self.collective is not None:
             self.collective.close()

@@ -87,6 +87,10 @@ class Plane:
             self.epoch.up = True
             self._nccl_failures = 0
 
+    def has_member(self, number: int, worker: str) -> bool:
+        """Whether a worker was called to an epoch that is not over."""
+        return self.epoch is not None and self.epoch.number == number and worker in self.epoch.workers
+
     def end_epoch(self, number: int, detail: str) -> None:
         if self.epoch is None or self.epoch.number != number:
             return
@@ -160,7 +164,3 @@ class Plane:
         self._note("info", f"sent {what}", f"{num_bytes:,} bytes in {seconds:.2f} s, {rate:,.0f} MB/s")
         if missing := [name for name in transfer.workers if name not in workers]:
             self._note("warning", f"{', '.join(missing)} did not come to the transfer of theta_{transfer.version}", "")
-
-    def arrived(self, message: messages.Arrived) -> None:
-        if not message.ok:
-            self._note("warning", f"theta did not come to {message.worker} by broadcast", message.detail)

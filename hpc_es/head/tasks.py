@@ -5,6 +5,7 @@ from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, EnvError
 from hpc_es.es.records import Kind
 from hpc_es.head.planning import Tasks
+from hpc_es.quoting import quote_error
 
 ENGINES_WITH_EYES = ("vllm", "endpoint")
 
@@ -23,7 +24,7 @@ def _num_tasks(config: Config, kind: Kind, wanted: int, key: str) -> int:
         available, shows_images = env.num_tasks, env.shows_images
         env.close()
     except Exception as error:
-        raise EnvError(f"{config.task.env} was made and closed: {type(error).__name__}: {error}") from error
+        raise EnvError(f"{config.task.env} was made and closed: {quote_error(error)}") from error
     if not isinstance(available, int):
         raise EnvError(f"{config.task.env}: num_tasks is {available!r}; it must be a whole number")
     if shows_images and config.engine.kind not in ENGINES_WITH_EYES:

@@ -14,6 +14,7 @@ import msgspec
 from hpc_es.config import Config
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError, EnvError, StoreError
+from hpc_es.quoting import quote_error
 
 _MAX_LISTED = 5
 """Differences that a refusal lists."""
@@ -95,7 +96,7 @@ def _facts(config: Config, wanted: int) -> list[TaskFacts]:
     except (ConfigError, EnvError):
         raise
     except Exception as error:  # whatever an environment raises is its fault
-        raise EnvError(f"{config.task.env}: the facts of its tasks: {type(error).__name__}: {error}") from error
+        raise EnvError(f"{config.task.env}: the facts of its tasks: {quote_error(error)}") from error
     finally:
         env.close()
 

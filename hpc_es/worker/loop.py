@@ -23,6 +23,7 @@ from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
 from hpc_es.errors import ConfigError, EnvError, TransportError
 from hpc_es.es.records import Assignment, Episode, EvalId, Result
+from hpc_es.es.results import fitness_of
 from hpc_es.noise.reference import TABLE_CRC32
 from hpc_es.params import check_memory
 from hpc_es.params.catch_up import full_work
@@ -313,7 +314,7 @@ class Worker:
         finished = time.monotonic()
         result = Result(
             eval_id=assignment.eval_id,
-            fitness=sum(episode.reward for episode in episodes) / len(episodes) if episodes else float("nan"),
+            fitness=fitness_of(episodes),
             episodes=episodes,
             digest=self.engine.digest,
             seconds_update=updated - started,

@@ -19,7 +19,8 @@ from hpc_es.engine.base import Chat, Completion, Engine, Illustrated
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.es.population import episode_seed
-from hpc_es.es.records import Assignment, Episode, Kind
+from hpc_es.es.records import MAX_REWARD, Assignment, Episode, Kind
+from hpc_es.quoting import quote_error, quote_value
 from hpc_es.worker.history import History, without_thoughts
 from hpc_es.worker.trajectories import MAX_TURNS, Trajectory, Turn, is_sampled, shortened
 
@@ -28,10 +29,6 @@ Prompt = list[int] | Illustrated | Chat
 
 MAX_STUCK_CALLS = 16
 """Environment calls that never returned before the worker gives up: each holds a thread for good."""
-MAX_REWARD = 1e100
-"""The largest reward, either way: the squares of a cohort's fitness must stay finite."""
-MAX_QUOTE = 1000
-"""Characters of an environment's error that are quoted."""
 
 
 class Player:
@@ -155,7 +152,7 @@ class Player:
             step = await self._in_env(
                 env.step, said, what=f"step {played.turns + 1} of task {task}", instant=env.instant
             )
-            check_step(step, task)
+            check_step(step, task, so_far=played.reward)
             history.add(said)
             played.seconds_generating += answered - asked
             played.seconds_in_env += time.monotonic() - answered
@@ -204,7 +201,7 @@ class Player:
         try:
             prompt = history.prompt(observation)
         except Exception as error:  # a chat template raises whatever it likes
-            raise EnvError(f"task {task} shows what cannot be put into tokens: {quote(error)}") from error
+            raise EnvError(f"task {task} shows what cannot be put into tokens: {quote_error(error)}") from error
         if not prompt:
             raise EnvError(f"task {task} shows nothing: its prompt has no tokens")
         return prompt
@@ -252,7 +249,7 @@ class Player:
             try:
                 return call(*args)
             except BaseException as error:  # whatever an environment raises is its fault
-                raise EnvError(f"{self.config.task.env}: {what} raised {quote(error)}") from error
+                raise EnvError(f"{self.config.task.env}: {what} raised {quote_error(error)}") from error
 
         if instant:
             return named()
@@ -360,14 +357,17 @@ def room_of(choices: Sequence[str] | None) -> int:
     return max((len(choice.encode()) for choice in choices or ()), default=0)
 
 
-def check_step(step: StepResult, task: int) -> None:
+def check_step(step: StepResult, task: int, so_far: float = 0.0) -> None:
     """Errors: EnvError when a step breaks the contract of environments."""
     if not isinstance(step, StepResult):
         raise EnvError(f"task {task}: step returned {type(step).__name__}; it must return a StepResult")
     if not _is_reward(step.reward):
         raise EnvError(
-            f"task {task} was rewarded with {step.reward!r}: a reward must be a finite number, at most {MAX_REWARD:g}"
+            f"task {task} was rewarded with {quote_value(step.reward)}: a reward must be a finite number, at most "
+            f"{MAX_REWARD:g}"
         )
+    if not _is_reward(so_far + float(step.reward)):
+        raise EnvError(f"the rewards of task {task} add up to more than {MAX_REWARD:g}")
     if step.observation is None and not step.done:
         raise EnvError(f"task {task} goes on without an observation: end it, or say what the model sees next")
 
@@ -377,13 +377,3 @@ def _is_reward(value: object) -> bool:
         return isinstance(value, numbers.Real) and abs(float(value)) <= MAX_REWARD
     except OverflowError:
         return False
-
-
-def quote(error: BaseException) -> str:
-    """Type and text of an error, as text that can be sent and read: short, valid UTF-8, control characters escaped."""
-    try:
-        text = str(error)
-    except Exception:  # it is the environment's own class
-        text = "(its text cannot be shown)"
-    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text[:MAX_QUOTE])
-    return f"{type(error).__name__}: {shown[:MAX_QUOTE]}"

@@ -27,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import starmap
 from pathlib import Path
 
@@ -169,7 +170,6 @@ class Crowd:
         self._early: dict[int, list[tuple[Client, Assignment]]] = {}
         """Work at versions that are not known yet."""
         self._config_digest = config_digest(config)
-        self._episodes = tuple(episode(task) for task in range(config.es.tasks_per_member))
         self._present = num_clients
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 3 * num_clients + 100)
@@ -241,14 +241,15 @@ class Crowd:
             self.head_cpu_before, self._cpu_before = cpu_of(self.head.pid), time.process_time()
 
     def _work(self, client: Client, assignment: Assignment) -> None:
-        """Report a fitness that is a pure function of who is evaluated."""
+        """Report a fitness that is a pure function of who is evaluated: the mean of one reward and zeros."""
         digest = self._digests.get(assignment.version)
         if digest is None:  # it joined so late that only others were told of this version, and have not read it yet
             self._early.setdefault(assignment.version, []).append((client, assignment))
             return
         assert assignment.member is not None
-        fitness = assignment.member.seed / 2**64
-        result = Result(assignment.eval_id, fitness, self._episodes, digest, 0.01, 0.02, 0.03)
+        reward, (first, *others) = assignment.member.seed / 2**64, assignment.tasks
+        episodes = (episode(first, reward), *map(unrewarded, others))
+        result = Result(assignment.eval_id, reward / len(episodes), episodes, digest, 0.01, 0.02, 0.03)
         self._say(client, messages.Report(client.name, result, 0.0, 0.0))
 
     def _hello(self, name: str) -> messages.Hello:
@@ -259,8 +260,13 @@ class Crowd:
         client.connection.send(encode(self.head.generation, message))
 
 
-def episode(task: int) -> Episode:
-    return Episode(task, 0.5, False, 1, 0, 120, 1, 0.02, 0.001, "terminated")
+def episode(task: int, reward: float) -> Episode:
+    return Episode(task, reward, False, 1, 0, 120, 1, 0.02, 0.001, "terminated")
+
+
+@cache
+def unrewarded(task: int) -> Episode:
+    return episode(task, 0.0)
 
 
 def wait_for_head(paths: RunPaths) -> Rendezvous:
