@@ -27,7 +27,7 @@ from hpc_es.store.journal import Warn, journal_end, read_journal, warn_python
 from hpc_es.store.pages import BufferedPages, DamagedPage, NoChecksums, Pages
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.records import AnyRecord, Started
-from hpc_es.store.rows import Changes, storable
+from hpc_es.store.rows import Changes, as_array, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
 RETRY_SECONDS = 30.0
@@ -310,7 +310,7 @@ def _write_cells(dataset: h5py.h5d.DatasetID, column: Column, rows: list[int], v
         values = [numbers[word] for word in values]
     elif column.dtype == "str":
         values = [storable(text) for text in values]
-    new = np.array(values, dtype=_stored_dtype(column))
+    new = as_array(values, column, _stored_dtype(column))
     where = np.array(rows, dtype=int)
     cuts = np.flatnonzero(np.diff(where) > _GAP_ROWS) + 1
     for span, cells in zip(np.split(where, cuts), np.split(new, cuts), strict=True):

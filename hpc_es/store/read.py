@@ -19,7 +19,7 @@ from hpc_es.store.pages import NoChecksums
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.protocol import protocol_of
 from hpc_es.store.records import Started
-from hpc_es.store.rows import Changes, storable
+from hpc_es.store.rows import Changes, as_array, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
 if TYPE_CHECKING:  # imported where they are used, so that importing hpc_es.store costs nothing
@@ -237,7 +237,7 @@ def _apply(tables: dict[str, Columns], changes: Changes) -> None:
             known = columns[column.name]
             if column.dtype == "str":
                 values = [storable(text) for text in values]
-            known[rows] = np.array(values, known.dtype)
+            known[rows] = as_array(values, column, known.dtype)
 
 
 # --- to pandas --------------------------------------------------------------------------------------------------
