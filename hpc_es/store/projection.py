@@ -28,7 +28,8 @@ RUN = "run"
 
 _AFTER_A_HEAD = 1e-6
 """Seconds from the last record of a head to the first of the next one, at least: so that no time belongs to both."""
-_WORTH_A_WORD = 1e-3
+_TOLERATED = 1.0
+"""Seconds by which clocks differ without having been set: no word about them, and no change within a head."""
 
 _PATIENCE = {"lease_timeout": 3600.0, "head_timeout": 600.0}
 """Settings of the transport, and what they were where a record does not say."""
@@ -75,7 +76,7 @@ class Projection:
         self._leased: set[EvalId] = set()
         self._discarded = 0
         self._time = -math.inf
-        """Of the newest record, as the tables have it."""
+        """Of the latest record, as the tables have it."""
         self._ahead = 0.0
         """By how much the tables are ahead of the clock of the present head."""
 
@@ -127,27 +128,30 @@ class Projection:
                 self.finished = finished
                 self._workers.leave_all(record.time, "the head stopped")
                 self._rows.event(record.time, "info", "head stopped", reason)
-        self._time = record.time
-        if set_back > _WORTH_A_WORD:
+        self._time = max(self._time, record.time)
+        if set_back > _TOLERATED:
             detail = f"by {set_back:.3f} s or more: how long no head ran is unknown, and later times are moved"
             self._rows.event(record.time, "warning", "the clock was set back", detail)
 
     def _in_order(self, record: journal.AnyRecord) -> tuple[journal.AnyRecord, float]:
-        """The record with its times moved so far that none lies before an earlier record, and how far it was behind.
+        """The record with its times moved behind those of earlier ones, and by how much its clock was set back.
 
         A clock may be set back between two heads, or two machines' clocks may differ; what a journal is sure of is the
         order of its records, and how long things took while a head ran. A head begins later than all before it.
         """
-        earliest = self._time
         if isinstance(record, journal.Started):
-            earliest, self._ahead = earliest + _AFTER_A_HEAD, 0.0
-        behind = max(earliest - (record.time + self._ahead), 0.0)
+            time, self._ahead = record.time, 0.0
+            earliest = self._time + _AFTER_A_HEAD
+        else:
+            time = record.time + self._ahead
+            earliest = self._time if time < self._time - _TOLERATED else time
+        behind = max(earliest - time, 0.0)
         self._ahead += behind
         if not self._ahead:
             return record, 0.0
         if isinstance(record, journal.Reported):
             record = replace(record, started=record.started + self._ahead, finished=record.finished + self._ahead)
-        return replace(record, time=max(record.time + self._ahead, earliest)), behind
+        return replace(record, time=max(time, earliest)), behind
 
     def add_later(self, name: str, records: Iterable[journal.AnyRecord]) -> None:
         """Evaluations made after the run; `name` is their `source`."""
