@@ -153,12 +153,18 @@ def _column(group: Any, column: Column) -> "np.ndarray[Any, Any]":
         return np.full(len(group["source"]), column.fill, memory_dtype(column))
     dataset = group[column.name]
     if column.dtype == "str":
-        known: dict[bytes, str] = {b"": ""}  # most texts come many times, and decoding takes longer than looking up
-        texts = [known.get(text) or known.setdefault(text, text.decode()) for text in dataset[:].tolist()]
+        texts = list(map(_Texts().__getitem__, dataset[:].tolist()))
         return np.array(texts, dtype=object)
     if column.dtype == "choice":
         return np.array(column.choices, dtype=object)[dataset[:]]
     return np.asarray(dataset[:])
+
+
+class _Texts(dict[bytes, str]):
+    """Decoded texts: most come many times, and looking one up is faster than decoding it again."""
+
+    def __missing__(self, text: bytes) -> str:
+        return self.setdefault(text, text.decode())
 
 
 def memory_dtype(column: Column) -> str:

@@ -51,8 +51,6 @@ class Pages(io.RawIOBase):
         except BaseException:
             self.close()
             raise
-        self._size_on_disk = self._size
-        """How much of what is on disk still counts."""
 
     def close(self) -> None:
         if not self.closed:
@@ -76,23 +74,27 @@ class Pages(io.RawIOBase):
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """Errors: DamagedPage."""
         view = memoryview(buffer).cast("B")
-        length = max(min(len(view), self._size - self._position), 0)
+        length = min(len(view), self._size - self._position)
+        if length <= 0:
+            return 0
         first, last = self._position // _PAGE, (self._position + length - 1) // _PAGE
         start = self._position - first * _PAGE
         view[:length] = self._read(first, last - first + 1)[start : start + length]
         self._position += length
         return length
 
-    def _read(self, first: int, count: int = 1) -> memoryview:
-        """Pages as they stand on disk, proven; zeros behind the end. Errors: DamagedPage."""
-        start, end = first * _PAGE, (first + count) * _PAGE
-        data = os.pread(self._file, max(min(end, self._size_on_disk) - start, 0), start)
+    def _read(self, first: int, count: int) -> memoryview:
+        """Pages of the file, proven. Errors: DamagedPage."""
+        data = os.pread(self._file, min(count * _PAGE, self._size - first * _PAGE), first * _PAGE)
         view = memoryview(data.ljust(count * _PAGE, b"\0"))
-        for number in range(first, min(first + count, len(self._checksums))):
+        for number in range(first, first + count):
             place = (number - first) * _PAGE
             if zlib.crc32(view[place : place + _PAGE]) != self._checksums[number]:
-                raise DamagedPage(f"the {_PAGE} bytes at {number * _PAGE} of {self._path} are not what was written")
+                raise self._damaged(number)
         return view
+
+    def _damaged(self, number: int) -> DamagedPage:
+        return DamagedPage(f"the {_PAGE} bytes at {number * _PAGE} of {self._path} are not what was written")
 
 
 class BufferedPages(Pages):
@@ -161,7 +163,7 @@ class BufferedPages(Pages):
         while done < length:
             number, offset = divmod(self._position + done, _PAGE)
             count = min(_PAGE - offset, length - done)
-            view[done : done + count] = (self._dirty.get(number) or self._read(number))[offset : offset + count]
+            view[done : done + count] = (self._dirty.get(number) or self._clean(number))[offset : offset + count]
             done += count
         self._position += length
         return length
@@ -172,7 +174,10 @@ class BufferedPages(Pages):
         while done < len(view):
             number, offset = divmod(self._position + done, _PAGE)
             count = min(_PAGE - offset, len(view) - done)
-            self._page(number)[offset : offset + count] = view[done : done + count]
+            if count == _PAGE:  # what it held need not be read
+                self._dirty[number] = bytearray(view[done : done + _PAGE])
+            else:
+                self._page(number)[offset : offset + count] = view[done : done + count]
             done += count
         self._position += len(view)
         self._size = max(self._size, self._position)
@@ -181,8 +186,18 @@ class BufferedPages(Pages):
     def _page(self, number: int) -> bytearray:
         """The page, to be changed."""
         if number not in self._dirty:
-            self._dirty[number] = bytearray(self._read(number))
+            self._dirty[number] = bytearray(self._clean(number))
         return self._dirty[number]
+
+    def _clean(self, number: int) -> bytes:
+        """The page as it stands on disk, proven; zeros behind the end. Errors: DamagedPage."""
+        start = number * _PAGE
+        if start >= self._size_on_disk:
+            return bytes(_PAGE)
+        page = os.pread(self._file, min(_PAGE, self._size_on_disk - start), start).ljust(_PAGE, b"\0")
+        if zlib.crc32(page) != self._checksums[number]:
+            raise self._damaged(number)
+        return page
 
 
 # --- checksums ----------------------------------------------------------------------------------------------------

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from hpc_es.errors import ConfigError, JournalDamaged, StoreError
 from hpc_es.paths import RunPaths
 from hpc_es.store.hdf5_tables import Columns, Unusable, memory_dtype, read_attrs, read_old, read_table
-from hpc_es.store.journal import journal_end, read_journal, warn_python
+from hpc_es.store.journal import began_as, journal_end, read_journal, warn_python
 from hpc_es.store.pages import NoChecksums
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.protocol import protocol_of
-from hpc_es.store.records import Started
 from hpc_es.store.rows import Changes, as_array, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
@@ -118,14 +117,18 @@ class Run:
     def _refuse_when_behind(self, attrs: dict[str, Any]) -> None:
         if self._paths is None:
             return
+        began = began_as(self._paths.root)
+        if began is not None and (began.run_id, began.base_digest) != (attrs["run_id"], attrs["base_digest"]):
+            raise Unusable(f"{self._hdf5} is of another run, {attrs['run_id']}")
         here = int(attrs["generation"]), int(attrs["journal_bytes"])
+        generation, newest = self._paths.segments()[-1]
+        if here == (generation, newest.stat().st_size):
+            return
         try:
-            first, end = next(read_journal(self._paths.root), None), journal_end(self._paths.root)
+            end = journal_end(self._paths.root)
         except JournalDamaged as error:
             warnings.warn(f"{error}; the tables are from {self._hdf5.name}", stacklevel=4)
             return
-        if isinstance(first, Started) and (first.run_id, first.base_digest) != (attrs["run_id"], attrs["base_digest"]):
-            raise Unusable(f"{self._hdf5} is of another run, {attrs['run_id']}")
         if end is None or here > (end.generation, end.num_bytes):
             raise Unusable(f"{self._hdf5} is ahead of the journal, which has lost its end (restore it from a copy)")
         if here < (end.generation, end.num_bytes):
