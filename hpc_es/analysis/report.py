@@ -10,6 +10,7 @@ from pathlib import Path
 from hpc_es import __version__
 from hpc_es.analysis import report_page
 from hpc_es.analysis.canvas import png
+from hpc_es.analysis.csv_files import write_frame
 from hpc_es.analysis.progress import Measure, measure_column, measure_of
 from hpc_es.analysis.report_figures import SECTIONS, Entry, Selection
 from hpc_es.analysis.report_page import Section
@@ -76,7 +77,7 @@ def _write_tables(chosen: Selection, base: str, folder: Path) -> tuple[list[Path
             csv.unlink(missing_ok=True)  # of an older report
             continue
         files.append(csv)
-        table.numbers.to_csv(csv, index=False)
+        write_frame(table.numbers, csv)
         if table.text is not None:
             files.append(folder / f"{table.name}.md")
             files[-1].write_text(table.text.markdown() + "\n", encoding="utf-8")

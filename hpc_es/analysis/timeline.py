@@ -53,7 +53,7 @@ def spans(run: Run) -> "pd.DataFrame":
     import pandas as pd
 
     evaluations = run.evaluations[run.evaluations["time_finished"].notna() & (run.evaluations["source"] == "run")]
-    begin = float(run.evaluations["time_planned"].min())
+    begin = _first_plan(run)
     fate = evaluations["status"].where(evaluations["status"].isin(list(FATES)), "other")
     fate = fate.where((evaluations["kind"] == "train") | (fate == "void"), "eval")
     return pd.DataFrame(
@@ -64,6 +64,11 @@ def spans(run: Run) -> "pd.DataFrame":
             "fate": fate,
         }
     )
+
+
+def _first_plan(run: Run) -> float:
+    """Evaluations made after the run are by another clock."""
+    return float(run.evaluations.loc[run.evaluations["source"] == "run", "time_planned"].min())
 
 
 def plot_timeline(runs: Runs, window: tuple[float, float] | None = None) -> "Figure":
@@ -105,7 +110,7 @@ def plot_worker_shares(runs: Runs) -> "Figure":
 def _draw_timeline(
     axes: "Axes", label: str, run: Run, found: "pd.DataFrame", window: tuple[float, float] | None
 ) -> None:
-    commits = run.updates["time_committed"].to_numpy(float) - float(run.evaluations["time_planned"].min())
+    commits = run.updates["time_committed"].to_numpy(float) - _first_plan(run)
     low, high = window or _middle(commits, found)
     visible = found[(found["end"] > low) & (found["start"] < high)]
     workers = sorted(found["worker"].unique().tolist(), key=_by_number)[:MAX_WORKERS]

@@ -5,15 +5,13 @@ event and one per new version, each with its time.
 """
 
 import contextlib
-import csv
 import json
 import os
 import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -26,7 +24,6 @@ from rich.text import Text
 
 from hpc_es import modes
 from hpc_es.cli.terminal import harmless
-from hpc_es.errors import StoreError
 from hpc_es.paths import RunPaths
 from hpc_es.transport.messages import Status
 
@@ -107,17 +104,6 @@ def excerpt(rows: Sequence[Row], notable: Callable[[Row], bool], *, whole: bool)
         elif shown[-1] is not None:
             shown.append(None)
     return shown
-
-
-def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """One or more rows with the same keys. Errors: StoreError when the file cannot be written."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager

@@ -56,10 +56,11 @@ def simulate(
     json: Json = False,
 ) -> None:
     """Predict wall-clock, busy share, lags and discards, with the real head under a virtual clock."""
+    from hpc_es.analysis.csv_files import write_rows
     from hpc_es.analysis.durations import parse, parse_seconds
     from hpc_es.analysis.simulate import Preemption, with_mode
     from hpc_es.analysis.simulate import simulate as simulate_run
-    from hpc_es.cli.output import console, print_json, write_csv
+    from hpc_es.cli.output import console, print_json
 
     output_file(table)
     settings = load_config(config, overrides)
@@ -75,7 +76,7 @@ def simulate(
     results = [simulate_run(case, lasts, num_workers=count, preemption=preemption) for count, case in cases]
     rows = [_row(result, results) for result in results]
     if table is not None:
-        write_csv([_numbers(row) for row in rows], table)
+        write_rows([_numbers(row) for row in rows], table)
     if json:
         print_json({"durations": durations, "seed": seed, "results": rows})
         return

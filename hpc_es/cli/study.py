@@ -57,7 +57,8 @@ def counterfactual(
 
     from hpc_es.analysis.counterfactual import Drop
     from hpc_es.analysis.counterfactual import counterfactual as recompute
-    from hpc_es.cli.output import console, print_json, write_csv
+    from hpc_es.analysis.csv_files import write_rows
+    from hpc_es.cli.output import console, print_json
 
     paths = run_paths(run)
     output_file(csv)
@@ -72,7 +73,7 @@ def counterfactual(
         if csv is None:
             csv = paths.report / "counterfactual.csv"
             csv.parent.mkdir(exist_ok=True)
-        write_csv([dataclasses.asdict(line) for line in found.lines], csv)
+        write_rows([dataclasses.asdict(line) for line in found.lines], csv)
     if json:
         summary = {"cosine_mean": found.mean("cosine"), "norm_ratio_mean": found.mean("norm_ratio")}
         print_json({"run": str(run), **dataclasses.asdict(found), **summary, "csv": str(csv)})

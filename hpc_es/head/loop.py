@@ -11,7 +11,6 @@ import platform
 import queue
 import resource
 import signal
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -57,6 +56,7 @@ from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.quoting import quote_error
 from hpc_es.store import records as journal
+from hpc_es.store.clock import Clock
 from hpc_es.store.hdf5 import Hdf5Writer
 from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.transport.address import resolve_host
@@ -70,16 +70,6 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 GC_THRESHOLD = 100_000
 """Objects between two collections: most of what a head makes it keeps, and looking through it finds no garbage."""
-
-
-class Clock:
-    """Seconds since the epoch that never jump: the wall clock once, the monotonic clock from then on."""
-
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-
-    def __call__(self) -> float:
-        return self._offset + time.monotonic()
 
 
 def run_head(run_dir: Path, *, local: bool) -> int:

@@ -27,6 +27,7 @@ from hpc_es.launch.prepare import check_model
 from hpc_es.launch.solo import Keep, Recorded, Solo
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
+from hpc_es.store.clock import Clock
 from hpc_es.store.later import EvalJournal
 from hpc_es.worker.trajectories import TrajectoryFile
 
@@ -115,7 +116,7 @@ def chosen_versions(recorded: Recorded, text: str) -> tuple[int, ...]:
 def started(config: Config, base_digest: int, generation: int = 0, predecessor_bytes: int = 0) -> journal.Started:
     """The first record of an evaluation."""
     return journal.Started(
-        time=time.time(),
+        time=Clock()(),
         schema_version=journal.SCHEMA_VERSION,
         run_id=config.run.name,
         generation=generation,
@@ -170,26 +171,28 @@ def announce(config: Config, left: Sequence[Left], where: str, say: Say) -> None
     say(where)
 
 
-async def play(solo: Solo, config: Config, left: Sequence[Left], write: Write, say: Say) -> None:
+async def play(solo: Solo, config: Config, left: Sequence[Left], write: Write, say: Say, clock: Clock) -> None:
     """Play what is left, version by version, and write every batch as soon as it is there."""
     progress = _Progress(left, say)
     for each in left:
         if not each.is_planned:
-            write(journal.Planned(time.time(), each.version, each.plan))
+            write(journal.Planned(clock(), each.version, each.plan))
         await solo.become(each.version, None)
-        await _play_batches(solo, config, each, write, progress)
+        await _play_batches(solo, config, each, write, progress, clock)
 
 
-async def _play_batches(solo: Solo, config: Config, left: Left, write: Write, progress: "_Progress") -> None:
+async def _play_batches(
+    solo: Solo, config: Config, left: Left, write: Write, progress: "_Progress", clock: Clock
+) -> None:
     """As many batches at once as engine.max_concurrent has room for: a barrier after each would idle the engine."""
     largest = max(len(assignment.tasks) for assignment in left.batches)
     slots = asyncio.Semaphore(max(1, config.engine.max_concurrent // largest))
 
     async def one(assignment: Assignment) -> None:
         async with slots:
-            began = time.time()
+            began = clock()
             result = await solo.play(assignment)
-        ended = time.time()
+        ended = clock()
         write(journal.Reported(ended, WORKER, result, began, ended, 1))
         progress.count(result)
 
@@ -251,4 +254,4 @@ def _fresh_name(config: Config, asked: Asked) -> str:
 
 async def _evaluate(recorded: Recorded, left: Sequence[Left], write: Write, keep: Keep, say: Say) -> None:
     async with Solo.start(recorded, keep) as solo:
-        await play(solo, recorded.config, left, write, say)
+        await play(solo, recorded.config, left, write, say, Clock())

@@ -7,7 +7,6 @@ it. As with a run, every batch is in its journal as soon as it is played.
 import asyncio
 import os
 import socket
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hpc_es.launch.prepare import began_config, check_model, launcher_lock
 from hpc_es.launch.solo import Recorded, Solo
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
+from hpc_es.store.clock import Clock
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.worker.trajectories import TrajectoryFile
@@ -77,7 +77,7 @@ def _refuse_another_model(paths: RunPaths, digest: int) -> None:
 
 
 async def _evaluate(recorded: Recorded, left: Sequence[Left], say: Say) -> None:
-    config = recorded.config
+    config, clock = recorded.config, Clock()
     keep = TrajectoryFile(recorded.paths.trajectory_file("hpc-es-eval"), WORKER).append
     async with Solo.start(recorded, keep) as solo:
         info = solo.engine.info
@@ -92,8 +92,8 @@ async def _evaluate(recorded: Recorded, left: Sequence[Left], say: Say) -> None:
             writer.sync()
 
         try:
-            write(journal.Joined(time.time(), WORKER, WORKER, socket.gethostname(), os.getpid(), dict(info.facts)))
-            await play(solo, config, left, write, say)
-            write(journal.Stopped(time.time(), "all tasks are played", True))
+            write(journal.Joined(clock(), WORKER, WORKER, socket.gethostname(), os.getpid(), dict(info.facts)))
+            await play(solo, config, left, write, say, clock)
+            write(journal.Stopped(clock(), "all tasks are played", True))
         finally:
             writer.close()

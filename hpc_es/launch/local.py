@@ -62,6 +62,9 @@ def run_local(
     with prepare.launcher_lock(config):
         paths, changed = prepare.write_folder(config)
         if prepare.is_finished(paths):
+            from hpc_es.store.hdf5 import rebuild_if_damaged  # h5py, which nothing else here needs
+
+            rebuild_if_damaged(paths.root, locking=config.store.hdf5_locking, warn=on_event)
             return Outcome(paths, True, "already finished")
         prepare.check(config)
         _refuse_head_in_slurm(paths)

@@ -1,10 +1,10 @@
 """run.h5: the tables of a run, derived from its journal and from nothing else.
 
 Invariant: whatever happens to run.h5 costs no information. A writer builds it anew under a temporary name, renames it,
-and from then on appends and updates it in place, open only during a `flush`. The attribute `complete` is 0 while a
-flush is under way, so that a file whose writer was killed is recognised; a file that is missing, damaged or not the
-one this writer left is built again from the journal. A write that fails is reported and tried again later; it loses
-nothing and never has to stop a run.
+and from then on appends and updates it in place, open only during a `flush`. Every page has a checksum (pages.py), and
+a flush ends with them, so that damage and a writer that was killed are recognised; a file that is missing, damaged or
+not the one this writer left is built again from the journal. A write that fails is reported and tried again later; it
+loses nothing and never has to stop a run.
 """
 
 import itertools
@@ -22,11 +22,12 @@ import numpy as np
 
 from hpc_es.errors import StoreError, Superseded
 from hpc_es.paths import RunPaths
+from hpc_es.store.hdf5_tables import HAS_CHECKSUMS
 from hpc_es.store.journal import Warn, journal_end, read_journal, warn_python
-from hpc_es.store.pages import BufferedPages
+from hpc_es.store.pages import BufferedPages, DamagedPage, NoChecksums, Pages
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.records import AnyRecord, Started
-from hpc_es.store.rows import Changes, storable
+from hpc_es.store.rows import Changes, as_array, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
 RETRY_SECONDS = 30.0
@@ -127,7 +128,7 @@ class Hdf5Writer:
             self._spill(projection)
             with self._open(self._temporary) as (file, commit):
                 _describe(file, projection.started, self._token, merged)
-                _mark(file, projection, journal_bytes, complete=1)
+                _mark(file, projection, journal_bytes)
                 commit()
             os.replace(self._temporary, self._paths.hdf5)
         except _FAILURES as error:
@@ -148,15 +149,15 @@ class Hdf5Writer:
                 if not self._is_ours(file):
                     return False
                 begun = True
-                _mark(file, projection, journal_bytes, complete=0)
-                commit()
                 self._apply(file, projection.take())
-                commit()
-                _mark(file, projection, journal_bytes, complete=1)
+                _mark(file, projection, journal_bytes)
                 commit()
             self._journal_bytes = journal_bytes
         except BlockingIOError as error:  # somebody holds the lock
             raise self._fail(error) from error
+        except (DamagedPage, NoChecksums) as error:
+            self._warn(f"{error}: {self._paths.hdf5.name} is rebuilt from the journal")
+            return False
         except _FAILURES as error:
             if not begun:
                 return False
@@ -169,13 +170,13 @@ class Hdf5Writer:
         generation = file.attrs.get("generation", 0)
         if generation > self._generation:
             raise Superseded(f"{self._paths.hdf5} is kept by a newer head, generation {generation}")
-        return bool(file.attrs.get("writer") == self._token and file.attrs.get("complete"))
+        return bool(file.attrs.get("writer") == self._token)
 
     @contextmanager
     def _open(self, path: Path, *, create: bool = False) -> Iterator[tuple[h5py.File, Callable[[], None]]]:
         """The file, and what has to be called to get onto the disk what was written so far."""
         # No file lock by default: NFS and Lustre often lack them, and then the file could not be opened at all. There
-        # is one writer, and readers see by `complete` whether they came in the middle of a flush.
+        # is one writer, and readers see by the checksums whether they came in the middle of a flush.
         with (
             BufferedPages(path, create=create, lock=self._locking) as pages,
             h5py.File(pages, "w" if create else "r+") as file,
@@ -226,6 +227,20 @@ def rebuild(root: Path, *, locking: bool = False, warn: Warn = warn_python) -> P
     return paths.hdf5
 
 
+def rebuild_if_damaged(root: Path, *, locking: bool = False, warn: Warn = warn_python) -> None:
+    """Bring back the run.h5 of a run that no head writes to. A failure is a warning: the journal has it all."""
+    try:
+        with Pages(RunPaths(root).hdf5) as pages:
+            while pages.read(2**20):
+                pass
+    except OSError as damage:
+        warn(f"run.h5 is rebuilt from the journal: {damage}")
+        try:
+            rebuild(root, locking=locking, warn=warn)
+        except StoreError as error:
+            warn(str(error))
+
+
 # --- HDF5 -------------------------------------------------------------------------------------------------------
 
 
@@ -257,12 +272,13 @@ def _describe(file: h5py.File, started: Started, token: str, merged: dict[str, i
     file.attrs["generation"] = started.generation
     file.attrs["later_evals"] = json.dumps(merged)
     file.attrs["writer"] = token
+    file.attrs[HAS_CHECKSUMS] = True
+    file.attrs["complete"] = 1  # what readers of the first release look for
 
 
-def _mark(file: h5py.File, projection: Projection, journal_bytes: int, *, complete: int) -> None:
+def _mark(file: h5py.File, projection: Projection, journal_bytes: int) -> None:
     file.attrs["journal_bytes"] = journal_bytes
     file.attrs["finished"] = projection.finished
-    file.attrs["complete"] = complete
 
 
 _STORED: dict[str, np.dtype[Any]] = {
@@ -294,7 +310,7 @@ def _write_cells(dataset: h5py.h5d.DatasetID, column: Column, rows: list[int], v
         values = [numbers[word] for word in values]
     elif column.dtype == "str":
         values = [storable(text) for text in values]
-    new = np.array(values, dtype=_stored_dtype(column))
+    new = as_array(values, column, _stored_dtype(column))
     where = np.array(rows, dtype=int)
     cuts = np.flatnonzero(np.diff(where) > _GAP_ROWS) + 1
     for span, cells in zip(np.split(where, cuts), np.split(new, cuts), strict=True):

@@ -35,6 +35,9 @@ _FRAME = struct.Struct("<4sII")
 _MARKER = b"\xb6\x0fJ\xf1"
 """Starts every frame, so that a frame can be found again behind a damaged length. 0xf1 follows in no UTF-8 text."""
 
+_FIRST_BYTES = 2**20
+"""The first frame, which has the configuration and nothing else, ends before."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[AnyRecord])
 
@@ -146,6 +149,17 @@ def read_journal(root: Path, *, warn: Warn = warn_python) -> Iterator[AnyRecord]
     """
     for segment in _chain(RunPaths(root)):
         yield from segment.records(warn)
+
+
+def began_as(root: Path) -> Started | None:
+    """The first record of the oldest segment, which is all that is read; None where it is not there, or damaged."""
+    for _, path in RunPaths(root).segments()[:1]:
+        with contextlib.suppress(OSError, StoreError), path.open("rb") as file:
+            data = file.read(_FIRST_BYTES)
+            payload = _payload_at(data, _FILE.size) if _has_header(path, data) else None
+            records = _decode(path, _FILE.size, payload) if payload else []
+            return next((record for record in records if isinstance(record, Started)), None)
+    return None
 
 
 @dataclass(frozen=True)

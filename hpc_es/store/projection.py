@@ -4,6 +4,7 @@ A pure fold. It keeps the rows that may still change and what later records need
 bytes per evaluation, and what has to be written is proportional to what has changed since the last `take`.
 """
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from hpc_es.errors import StoreError
 from hpc_es.es.records import Assignment, Commit, EvalId, Result
@@ -24,6 +25,14 @@ from hpc_es.store.worker_rows import WorkerRows
 
 RUN = "run"
 """The `source` of everything that the run itself measured."""
+
+_AFTER_A_HEAD = 1e-6
+"""Seconds from the last record of a head to the first of the next one, at least: so that no time belongs to both."""
+_TOLERATED = 1.0
+"""Seconds by which clocks differ without having been set: no word about them, and no change within a head."""
+
+_PATIENCE = {"lease_timeout": 3600.0, "head_timeout": 600.0}
+"""Settings of the transport, and what they were where a record does not say."""
 
 _SETTLED = ("accepted", "void", "discarded")
 
@@ -66,7 +75,10 @@ class Projection:
         self._updates: dict[int, Row] = {}
         self._leased: set[EvalId] = set()
         self._discarded = 0
-        self._time = 0.0
+        self._time = -math.inf
+        """Of the latest record, as the tables have it."""
+        self._ahead = 0.0
+        """By how much the tables are ahead of the clock of the present head."""
 
     @property
     def num_cells(self) -> int:
@@ -80,6 +92,7 @@ class Projection:
 
     def add(self, record: journal.AnyRecord) -> None:
         """Errors: StoreError when the record speaks of something that no earlier record introduced."""
+        record, set_back = self._in_order(record)
         match record:
             case journal.Started():
                 self._start(record)
@@ -115,7 +128,30 @@ class Projection:
                 self.finished = finished
                 self._workers.leave_all(record.time, "the head stopped")
                 self._rows.event(record.time, "info", "head stopped", reason)
-        self._time = record.time
+        self._time = max(self._time, record.time)
+        if set_back > _TOLERATED:
+            detail = f"by {set_back:.3f} s or more: how long no head ran is unknown, and later times are moved"
+            self._rows.event(record.time, "warning", "the clock was set back", detail)
+
+    def _in_order(self, record: journal.AnyRecord) -> tuple[journal.AnyRecord, float]:
+        """The record with its times moved behind those of earlier ones, and by how much its clock was set back.
+
+        A clock may be set back between two heads, or two machines' clocks may differ; what a journal is sure of is the
+        order of its records, and how long things took while a head ran. A head begins later than all before it.
+        """
+        if isinstance(record, journal.Started):
+            time, self._ahead = record.time, 0.0
+            earliest = self._time + _AFTER_A_HEAD
+        else:
+            time = record.time + self._ahead
+            earliest = self._time if time < self._time - _TOLERATED else time
+        behind = max(earliest - time, 0.0)
+        self._ahead += behind
+        if not self._ahead:
+            return record, 0.0
+        if isinstance(record, journal.Reported):
+            record = replace(record, started=record.started + self._ahead, finished=record.finished + self._ahead)
+        return replace(record, time=max(time, earliest)), behind
 
     def add_later(self, name: str, records: Iterable[journal.AnyRecord]) -> None:
         """Evaluations made after the run; `name` is their `source`."""
@@ -133,6 +169,8 @@ class Projection:
             self._set_status(self._evaluation(RUN, eval_id), "planned")
         self._leased.clear()
         self._workers.leave_all(self._time, "its head ended")
+        if self.started is not None:
+            self._workers.head_was_away(record.time - self._time - _patience(record.config_json))
         self.started, self.finished = record, False
         self._own = self._protocols[RUN] = protocol_of(record.config_json)
         self._rows.event(record.time, "info", "head started", f"generation {record.generation} on {record.host}")
@@ -172,13 +210,14 @@ class Projection:
             return  # nothing that was settled is counted again
         self._leased.discard(result.eval_id)
         self._set_worker(evaluation, record.worker)
-        evaluation.seconds = result.seconds_update + result.seconds_perturb + result.seconds_rollout
+        planned = evaluation.row.cells["time_planned"] if evaluation.row else record.time
+        spent = [result.seconds_update, result.seconds_perturb, result.seconds_rollout]
+        evaluation.seconds = sum(seconds for seconds in spent if _is_duration(seconds))
         self._set_status(
             evaluation,
             "reported",
             **_measured(result),
-            time_started=record.started,
-            time_finished=record.finished,
+            **_when(record, planned),
             time_received=record.time,
             attempt=record.attempt,
         )
@@ -320,6 +359,12 @@ def merge_later(projection: Projection, files: Iterable[Path], warn: Warn) -> It
             yield path.stem, size
 
 
+def _patience(config_json: str) -> float:
+    """Seconds after a head's last record by which every worker has given up: it finishes what it holds, and waits."""
+    transport = json.loads(config_json).get("transport", {})
+    return sum(float(transport.get(key, default)) for key, default in _PATIENCE.items())
+
+
 def _measured_by(protocol: EvalProtocol | None, *, other: bool) -> dict[str, Any]:
     if protocol is None:
         return {}
@@ -340,6 +385,23 @@ def _planned(assignment: Assignment) -> dict[str, Any]:
     }
 
 
+def _when(record: journal.Reported, planned: float) -> dict[str, float]:
+    """When the worker began and ended: not before it was planned, not after it was received; NaN where its report had
+    an age that is none."""
+    finished = min(max(record.finished, planned), record.time) if math.isfinite(record.finished) else math.nan
+    started = min(max(record.started, planned), record.time) if math.isfinite(record.started) else math.nan
+    return {"time_started": min(started, finished), "time_finished": finished}
+
+
+def _is_duration(seconds: float) -> bool:
+    return math.isfinite(seconds) and seconds >= 0
+
+
+def _duration(seconds: float) -> float:
+    """NaN for what is none: journals of the first release have whatever a worker sent."""
+    return seconds if _is_duration(seconds) else math.nan
+
+
 def _measured(result: Result) -> dict[str, Any]:
     error = {"error": result.error} if result.error else {}
     return {
@@ -347,9 +409,9 @@ def _measured(result: Result) -> dict[str, Any]:
         "turns": sum(episode.turns for episode in result.episodes),
         "tokens_in": sum(episode.tokens_in for episode in result.episodes),
         "tokens_out": sum(episode.tokens_out for episode in result.episodes),
-        "seconds_update": result.seconds_update,
-        "seconds_perturb": result.seconds_perturb,
-        "seconds_rollout": result.seconds_rollout,
+        "seconds_update": _duration(result.seconds_update),
+        "seconds_perturb": _duration(result.seconds_perturb),
+        "seconds_rollout": _duration(result.seconds_rollout),
         "digest": result.digest,
         **error,
     }
@@ -364,12 +426,20 @@ def _by_task(episodes: Iterable[tuple[int, float, bool]]) -> tuple[list[float], 
     return rewards, [_mean([float(success) for _, success in played]) for played in repeats.values()]
 
 
+def _sum(values: Iterable[float]) -> float:
+    """NaN where there is no sum: of infinities, or beyond what a float can hold."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.nan
+
+
 def _mean(values: list[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
+    return _sum(values) / len(values) if values else math.nan
 
 
 def _std(values: list[float], *, ddof: int) -> float:
     if len(values) <= ddof:
         return math.nan
     mean = _mean(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - ddof))
+    return math.sqrt(_sum((value - mean) * (value - mean) for value in values) / (len(values) - ddof))

@@ -4,8 +4,8 @@ Needs neither torch nor the machine that the run was made on. Never writes. A ta
 while the run goes on, two tables may show two moments of it.
 """
 
+import contextlib
 import json
-import time
 import warnings
 from functools import cached_property
 from pathlib import Path
@@ -13,24 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_es.errors import ConfigError, JournalDamaged, StoreError
 from hpc_es.paths import RunPaths
-from hpc_es.store.journal import journal_end, read_journal, warn_python
+from hpc_es.store.hdf5_tables import Columns, Unusable, memory_dtype, read_attrs, read_old, read_table
+from hpc_es.store.journal import began_as, journal_end, read_journal, warn_python
+from hpc_es.store.pages import NoChecksums
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.protocol import protocol_of
-from hpc_es.store.rows import Changes, storable
+from hpc_es.store.rows import Changes, as_array, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
 if TYPE_CHECKING:  # imported where they are used, so that importing hpc_es.store costs nothing
     import numpy as np
     import pandas as pd
 
-Columns = dict[str, "np.ndarray[Any, Any]"]
-"""The columns of one table, by name."""
-
 _SPILL_CELLS = 500_000
-_FLUSH_SECONDS = 2.0
-"""How long to wait for a flush that is under way."""
-_ATTEMPTS = 20
-"""To read a table with no flush in between."""
 _TABLES_OF_LATER_EVALS = ("evaluations", "episodes", "evals")
 
 
@@ -60,7 +55,7 @@ class Run:
         }
         self._hdf5 = hdf5
         self._paths = paths
-        self._from_journal: dict[str, Columns] | None = None
+        self._in_memory: dict[str, Columns] | None = None
         self.attrs: dict[str, Any] = self._open()
         """run_id, generation, base_digest, versions, finished, schema_version, journal_bytes."""
 
@@ -108,16 +103,23 @@ class Run:
     # --- where the tables come from --------------------------------------------------------------------------
 
     def _open(self) -> dict[str, Any]:
+        old = None
         try:
-            attrs = _read_attrs(self._hdf5)
+            try:
+                attrs = read_attrs(self._hdf5)
+            except NoChecksums:
+                old, attrs = read_old(self._hdf5)
             self._refuse_when_behind(attrs)
-        except _Unusable as reason:
+        except Unusable as reason:
             return self._turn_to_journal(str(reason))
-        return attrs
+        return attrs if old is None else self._turn_to_old_file(old, attrs)
 
     def _refuse_when_behind(self, attrs: dict[str, Any]) -> None:
         if self._paths is None:
             return
+        began = began_as(self._paths.root)
+        if began is not None and (began.run_id, began.base_digest) != (attrs["run_id"], attrs["base_digest"]):
+            raise Unusable(f"{self._hdf5} is of another run, {attrs['run_id']}")
         here = int(attrs["generation"]), int(attrs["journal_bytes"])
         generation, newest = self._paths.segments()[-1]
         if here == (generation, newest.stat().st_size):
@@ -128,25 +130,36 @@ class Run:
             warnings.warn(f"{error}; the tables are from {self._hdf5.name}", stacklevel=4)
             return
         if end is None or here > (end.generation, end.num_bytes):
-            raise _Unusable(f"{self._hdf5} is ahead of the journal, which has lost its end (restore it from a copy)")
+            raise Unusable(f"{self._hdf5} is ahead of the journal, which has lost its end (restore it from a copy)")
         if here < (end.generation, end.num_bytes):
-            raise _Unusable(f"{self._hdf5} is behind the journal")
+            raise Unusable(f"{self._hdf5} is behind the journal")
 
     def _turn_to_journal(self, reason: str) -> dict[str, Any]:
         if self._paths is None:
-            raise StoreError(f"{reason}; the journal of the run can rebuild it, but it is not in {self._hdf5.parent}")
+            raise StoreError(
+                f"{reason}; the journal of the run can rebuild it, but it is not in {self._hdf5.parent}: copy the file "
+                "once more, or read the run folder"
+            )
         warnings.warn(f"{reason}: the tables are built from the journal in memory", stacklevel=5)
-        self._from_journal, attrs = _fold_journal(self._paths)
+        self._in_memory, attrs = _fold_journal(self._paths)
+        return attrs
+
+    def _turn_to_old_file(self, tables: dict[str, Columns], attrs: dict[str, Any]) -> dict[str, Any]:
+        """The first release wrote files in which a text may be damaged without a sign: the journal is better."""
+        self._in_memory = tables
+        if self._paths is not None:
+            with contextlib.suppress(JournalDamaged):  # which has been told already
+                self._in_memory, attrs = _fold_journal(self._paths)
         return attrs
 
     def _table(self, table: str) -> "pd.DataFrame":
-        if self._from_journal is None:
+        if self._in_memory is None:
             try:
-                return self._with_later_evals(table, _frame(table, _read_table(self._hdf5, table)))
-            except _Unusable as reason:
+                return self._with_later_evals(table, _frame(table, read_table(self._hdf5, table)))
+            except (Unusable, NoChecksums) as reason:
                 self.attrs = self._turn_to_journal(str(reason))
-        assert self._from_journal is not None
-        return _frame(table, self._from_journal[table])
+        assert self._in_memory is not None
+        return self._with_later_evals(table, _frame(table, self._in_memory[table]))
 
     def _with_later_evals(self, table: str, frame: "pd.DataFrame") -> "pd.DataFrame":
         """With evaluations that were made, or went on, after run.h5 was written."""
@@ -175,80 +188,6 @@ class Run:
         tables = _empty_tables()
         _apply(tables, projection.take())
         return tables
-
-
-class _Unusable(Exception):
-    """This run.h5 cannot be used, and why."""
-
-
-# --- from run.h5 ------------------------------------------------------------------------------------------------
-
-
-def _read_attrs(path: Path) -> dict[str, Any]:
-    """Attributes of a complete file. Waits for a flush that is under way. Errors: _Unusable, StoreError."""
-    import h5py
-
-    deadline = time.monotonic() + _FLUSH_SECONDS
-    while True:
-        try:
-            with h5py.File(path, "r", locking=False) as file:
-                attrs = dict(file.attrs)
-        except FileNotFoundError:
-            raise _Unusable(f"{path} is missing") from None
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
-            reason = f"{path} is damaged ({error})"
-        else:
-            if attrs.get("schema_version", 0) > SCHEMA_VERSION:
-                raise StoreError(
-                    f"{path} has schema version {attrs['schema_version']}; this hpc_es reads up to {SCHEMA_VERSION}"
-                )
-            if attrs.get("complete"):
-                return {name: value.item() if hasattr(value, "item") else value for name, value in attrs.items()}
-            reason = f"{path} was left in the middle of a write"
-        if time.monotonic() > deadline or not _is_fresh(path):
-            raise _Unusable(reason)
-        time.sleep(0.02)
-
-
-def _is_fresh(path: Path) -> bool:
-    """Whether somebody wrote to the file so recently that a flush may be under way."""
-    try:
-        return time.time() - path.stat().st_mtime < _FLUSH_SECONDS
-    except OSError:
-        return True
-
-
-def _read_table(path: Path, table: str) -> Columns:
-    """One table, as a flush left it. Errors: _Unusable."""
-    import h5py
-
-    reason: Exception | None = None
-    for _ in range(_ATTEMPTS):
-        before = _read_attrs(path)["journal_bytes"]
-        reason = None
-        try:
-            with h5py.File(path, "r", locking=False) as file:
-                columns = {column.name: _read_column(file[table], column) for column in TABLES[table]}
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
-            reason = error
-        if _read_attrs(path)["journal_bytes"] == before:
-            if reason is None:
-                return columns
-            break
-    raise _Unusable(f"{path} is damaged ({reason})" if reason else f"{path} changes faster than it can be read")
-
-
-def _read_column(group: Any, column: Column) -> "np.ndarray[Any, Any]":
-    import numpy as np
-
-    if column.is_new and column.name not in group:
-        return np.full(len(group["source"]), column.fill, _memory_dtype(column))
-    dataset = group[column.name]
-    if column.dtype == "str":
-        return np.asarray(dataset.asstr()[:], dtype=object)
-    if column.dtype == "choice":
-        return np.array(column.choices, dtype=object)[dataset[:]]
-    return np.asarray(dataset[:])
 
 
 # --- from the journal -------------------------------------------------------------------------------------------
@@ -283,13 +222,9 @@ def _empty_tables() -> dict[str, Columns]:
     import numpy as np
 
     return {
-        table: {column.name: np.empty(0, _memory_dtype(column)) for column in columns}
+        table: {column.name: np.empty(0, memory_dtype(column)) for column in columns}
         for table, columns in TABLES.items()
     }
-
-
-def _memory_dtype(column: Column) -> str:
-    return "object" if column.dtype in ("str", "choice") else column.dtype
 
 
 def _apply(tables: dict[str, Columns], changes: Changes) -> None:
@@ -305,7 +240,7 @@ def _apply(tables: dict[str, Columns], changes: Changes) -> None:
             known = columns[column.name]
             if column.dtype == "str":
                 values = [storable(text) for text in values]
-            known[rows] = np.array(values, known.dtype)
+            known[rows] = as_array(values, column, known.dtype)
 
 
 # --- to pandas --------------------------------------------------------------------------------------------------

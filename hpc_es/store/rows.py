@@ -8,9 +8,12 @@ in the file already are left out, because HDF5 takes long to overwrite them.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpc_es.store.schema import TABLES
+from hpc_es.store.schema import TABLES, Column
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _TEXTS = {table: {column.name for column in columns if column.dtype == "str"} for table, columns in TABLES.items()}
 _FILLS = {table: {column.name: column.fill for column in columns} for table, columns in TABLES.items()}
@@ -19,6 +22,20 @@ _FILLS = {table: {column.name: column.fill for column in columns} for table, col
 def storable(text: str) -> str:
     """A text as HDF5 can hold it: NUL and lone surrogates, which it cannot, are written as escapes."""
     return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+
+
+def as_array(values: Sequence[Any], column: Column, dtype: Any) -> "np.ndarray[Any, Any]":
+    """Cells of a column. A journal of the first release may have integers beyond its type, as a broken worker sent
+    them: they are unknown where the column has a value for that, else the nearest number that it can hold."""
+    import numpy as np
+
+    try:
+        return np.array(values, dtype)
+    except OverflowError:
+        bounds = np.iinfo(dtype)
+        low, high, null = int(bounds.min), int(bounds.max), column.null
+        fitting = [v if low <= v <= high else min(max(v, low), high) if null is None else null for v in values]
+        return np.array(fitting, dtype)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,8 @@ class _Worker:
     """First Hello."""
     heard: float
     """Time of the last word about it."""
+    jumps: float
+    """What `WorkerRows._jumps` was when it last joined."""
     present: bool = True
     seconds_busy: float = 0.0
     seconds_useful: float = 0.0
@@ -34,11 +36,14 @@ class WorkerRows:
         self._workers: dict[str, _Worker] = {}
         self._changed: dict[str, _Worker] = {}
         """Whose sums are to be written."""
+        self._jumps = 0.0
+        """Seconds by which the clock was set forward between heads, for all that is known."""
 
     def join(self, record: journal.Joined) -> None:
         name, facts = record.worker, record.facts
         if (known := self._workers.get(name)) is not None:
             known.present = True
+            known.since, known.jumps = known.since + self._jumps - known.jumps, self._jumps
             self._rows.set(known.row, time_left=math.nan, left="")
             self._change(name, record.time)
             return
@@ -54,7 +59,9 @@ class WorkerRows:
             facts=json.dumps(facts, sort_keys=True),
             time_joined=record.time,
         )
-        self._workers[name] = _Worker(row, record.host, job, task, since=record.time, heard=record.time)
+        self._workers[name] = _Worker(
+            row, record.host, job, task, since=record.time, heard=record.time, jumps=self._jumps
+        )
         self._change(name, record.time)
 
     def leave(self, name: str, time: float, reason: str) -> None:
@@ -68,6 +75,10 @@ class WorkerRows:
     def leave_all(self, time: float, reason: str) -> None:
         for name in self._workers:
             self.leave(name, time, reason)
+
+    def head_was_away(self, seconds: float) -> None:
+        """Between two heads, beyond what a worker waits: one that comes back nevertheless did not live through them."""
+        self._jumps += max(seconds, 0.0)
 
     def place(self, name: str) -> dict[str, str]:
         """Where a worker runs, in columns of the evaluations; nothing about an unknown one."""

@@ -82,6 +82,7 @@ def write_results(folder: Path, num_seeds: int) -> str:
     import pandas as pd
 
     from hpc_es.analysis import conditions
+    from hpc_es.analysis.csv_files import write_frame
     from hpc_es.analysis.episodes import brackets
     from hpc_es.analysis.plots import plot_learning_curve, save_png
     from hpc_es.store import read
@@ -94,7 +95,7 @@ def write_results(folder: Path, num_seeds: int) -> str:
     lags = conditions.costs(runs)
     tables = {"outcomes": outcomes, "differences": differences, "staircase": stairs, "costs": lags}
     for name, table in tables.items():
-        table.to_csv(folder / f"{name}.csv", index=False)
+        write_frame(table, folder / f"{name}.csv")
     save_png(plot_learning_curve(runs), folder / "learning_curves.png")
     parts = (
         ("Success by condition", conditions.markdown(outcomes)),

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import time
 from asyncio import Runner
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version as installed_version
@@ -26,6 +25,7 @@ from hpc_es.launch.solo import Recorded, Solo
 from hpc_es.params.arena import Arena
 from hpc_es.params.weights import read_config, text_config
 from hpc_es.paths import RunPaths
+from hpc_es.store.clock import Clock
 from hpc_es.store.retention import Measured, Record, Settings, find_record, write_record
 
 Backend = Literal["vllm", "transformers"]
@@ -190,7 +190,8 @@ class _Session:
                 runner.run(stack.aclose())
 
     def measure(self, version: int, task: Examples, measured: Measured) -> Record:
-        began, definition = time.time(), task.definition
+        clock, definition = Clock(), task.definition
+        began = clock()
         self.runner.run(self.solo.become(version, None))
         found, num_shortened = self._evaluate(task)
         filtered = "letter" if definition.generated else "none"
@@ -207,7 +208,7 @@ class _Session:
             answers=[sample["filtered_resps"][0] for sample in samples] if definition.generated else None,
             num_shortened=num_shortened,
             began=began,
-            seconds=time.time() - began,
+            seconds=clock() - began,
             software={"hpc_es": __version__, **self.solo.engine.info.facts},
         )
 

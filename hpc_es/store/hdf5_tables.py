@@ -1,0 +1,172 @@
+"""What stands in a run.h5: its attributes and its tables, or Unusable.
+
+Invariant: HDF5 sees no byte that is not proven by its checksum (pages.py), for on a damaged file it may never return,
+or give other numbers. Files of the first release have no checksums of pages; a process of its own, with a limit on
+time and memory, reads those.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hpc_es.errors import StoreError
+from hpc_es.store.pages import NoChecksums, Pages
+from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
+
+if TYPE_CHECKING:  # imported where they are used, so that importing hpc_es.store costs nothing
+    import h5py
+    import numpy as np
+
+Columns = dict[str, "np.ndarray[Any, Any]"]
+"""The columns of one table, by name."""
+Attrs = dict[str, Any]
+T = TypeVar("T")
+
+HAS_CHECKSUMS = "page_checksums"
+"""Attribute of files that end in checksums of their pages: one that has lost its end is not taken for an older file."""
+
+_FLUSH_SECONDS = 2.0
+"""How long to wait for a flush that is under way: the file then has no valid end."""
+_REPLACED_SECONDS = 0.2
+"""How long to try again when a page is not what the end of the file says: a flush may have begun in between."""
+_OLD_FILE_SECONDS = 120.0
+_OLD_FILE_MEMORY = 4 * 2**30
+"""Beyond 16 times the size of the file."""
+
+_FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError)
+"""What h5py and numpy raise for damaged files, depending on where they notice."""
+
+
+class Unusable(Exception):
+    """This run.h5 cannot be used, and why."""
+
+
+def read_attrs(path: Path) -> Attrs:
+    """Errors: Unusable; NoChecksums; StoreError for a newer schema."""
+    return _look(path, lambda file: _attrs(file, path))
+
+
+def read_table(path: Path, table: str) -> Columns:
+    """One table, as a flush left it. Errors: as `read_attrs`."""
+
+    return _look(path, lambda file: _columns(file, table))
+
+
+def read_old(path: Path) -> tuple[dict[str, Columns], Attrs]:
+    """All of a file that has no checksums of its pages. Errors: Unusable; StoreError for a newer schema."""
+    child = "import sys; from hpc_es.store.hdf5_tables import _print_old; _print_old(sys.argv[1])"
+    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # each would reserve memory, which is limited
+    environment = os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", child, str(path)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=_OLD_FILE_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise Unusable(f"{path} is damaged (reading it did not end within {_OLD_FILE_SECONDS:g} s)") from None
+    if done.returncode:
+        raise Unusable(f"{path} is damaged (reading it ended with code {done.returncode})")
+    found = pickle.loads(done.stdout)
+    if isinstance(found, Exception):
+        raise found
+    tables, attrs = found
+    return tables, attrs
+
+
+def _print_old(path: str) -> None:
+    """The child of `read_old`: its answer, or the exception to raise, pickled to stdout."""
+    import resource
+
+    import h5py
+
+    most = _OLD_FILE_MEMORY + 16 * Path(path).stat().st_size
+    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    answer: Any
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            answer = {table: _columns(file, table) for table in TABLES}, _attrs(file, Path(path))
+        if HAS_CHECKSUMS in answer[1]:
+            reason = "its checksums are missing: a write was cut short, or another program wrote to it"
+            answer = Unusable(f"{path} is damaged ({reason})")
+        elif not answer[1].get("complete"):
+            answer = Unusable(f"{path} was left in the middle of a write")
+    except StoreError as error:
+        answer = error
+    except (*_FAILURES, MemoryError) as error:
+        answer = Unusable(f"{path} is damaged ({error})")
+    sys.stdout.buffer.write(pickle.dumps(answer))
+
+
+# --- proven content -----------------------------------------------------------------------------------------------
+
+
+def _look(path: Path, at: Callable[["h5py.File"], T]) -> T:
+    """What `at` finds in one state of the file. Waits for a flush that is under way."""
+    import h5py
+
+    began = time.monotonic()
+    while True:
+        try:
+            with Pages(path) as pages, h5py.File(pages, "r") as file:
+                return at(file)
+        except FileNotFoundError:
+            raise Unusable(f"{path} is missing") from None
+        except NoChecksums:
+            if not _may_change(path, began, _FLUSH_SECONDS):
+                raise
+        except _FAILURES as error:
+            if not _may_change(path, began, _REPLACED_SECONDS):
+                raise Unusable(f"{path} is damaged ({error})") from None
+        time.sleep(0.02)
+
+
+def _may_change(path: Path, since: float, patience_s: float) -> bool:
+    """Whether somebody wrote to the file so recently that a flush may be under way, and we have not waited enough."""
+    if time.monotonic() - since > patience_s:
+        return False
+    try:
+        return time.time() - path.stat().st_mtime < _FLUSH_SECONDS
+    except OSError:
+        return True
+
+
+def _attrs(file: "h5py.File", path: Path) -> Attrs:
+    attrs = {name: value.item() if hasattr(value, "item") else value for name, value in file.attrs.items()}
+    if attrs.get("schema_version", 0) > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} has schema version {attrs['schema_version']}; this hpc_es reads up to {SCHEMA_VERSION}"
+        )
+    return attrs
+
+
+def _columns(file: "h5py.File", table: str) -> Columns:
+    return {column.name: _column(file[table], column) for column in TABLES[table]}
+
+
+def _column(group: Any, column: Column) -> "np.ndarray[Any, Any]":
+    import numpy as np
+
+    if column.is_new and column.name not in group:
+        return np.full(len(group["source"]), column.fill, memory_dtype(column))
+    dataset = group[column.name]
+    if column.dtype == "str":
+        texts = list(map(_Texts().__getitem__, dataset[:].tolist()))
+        return np.array(texts, dtype=object)
+    if column.dtype == "choice":
+        return np.array(column.choices, dtype=object)[dataset[:]]
+    return np.asarray(dataset[:])
+
+
+class _Texts(dict[bytes, str]):
+    """Decoded texts: most come many times, and looking one up is faster than decoding it again."""
+
+    def __missing__(self, text: bytes) -> str:
+        return self.setdefault(text, text.decode())
+
+
+def memory_dtype(column: Column) -> str:
+    """Of a column that has been read."""
+    return "object" if column.dtype in ("str", "choice") else column.dtype
