@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 ROWS = (
     ("errors", "paths", "place", "__init__"),
+    ("calls",),
     ("config", "data"),
     ("noise", "es"),
     ("params",),

@@ -19,6 +19,7 @@ from hpc_es.head.cohort import Cohort, num_orphans, why_null
 from hpc_es.head.crew import Crew, Worker
 from hpc_es.head.events import (
     CheckpointSaved,
+    Deserted,
     Event,
     GroupFailed,
     GroupUp,
@@ -101,6 +102,10 @@ class Core:
                 self._expire()
                 self._give_up_orphans()
                 self._open_transfer()
+            case Deserted(reason=reason):
+                if not self.crew.workers:  # or one has come after all
+                    self.note("error", reason)
+                    self._exit(reason, finished=False, failed=True)
             case StopAsked(reason=reason, comes_back=comes_back):
                 self.stopping = self.stopping or reason
                 self.comes_back = comes_back
@@ -153,7 +158,9 @@ class Core:
                 for drained in self.crew.called(who):
                     self._append(journal.Dismissed(self._now, drained.name))
                     self.crew.dismiss(drained, DRAINED)
-            case messages.Goodbye(worker=worker, reason=reason):
+            case messages.Goodbye(worker=worker, reason=reason, died=died):
+                if died and worker in self.crew.workers:
+                    self.note("error", f"worker {worker} died", reason)
                 self._lose(worker, reason)
             case messages.StopRequest(reason=reason):
                 self.stopping = self.stopping or reason
