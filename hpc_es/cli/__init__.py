@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from hpc_es.transport.messages import Status
 
 STATUS_TIMEOUT_S = 3.0
-PLAYING = ("env", "eval", "probe")
-"""Commands that play environments in their own process, which these may end."""
+PLAYING = ("env", "eval", "plan", "probe")
+"""Commands that import or play environments in their own process, which these may end."""
 
 
 class _Group(TyperGroup):
