@@ -10,6 +10,7 @@ RUN/
   secrets/                 0700; key pairs of head and workers, 0600
   logs/                    head.log, worker-<seat>.log; of Slurm jobs head-<job>.<attempt>.log,
                            worker-<job>_<task>.<attempt>.log, and what Slurm itself says: slurm-<job>_<task>.out
+  seats/                   <seat>.json: what each worker is doing, for `hpc-es status`
   slurm/                   the scripts that were submitted, and <job>.json for every job of the run
   tasks.json               the evaluation tasks: what each is called, its horizon, whether it can succeed at all
   evals/                   journals of evaluations made after the run; NAME.tasks.json names their tasks,
@@ -24,6 +25,7 @@ RUN/
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 _SEGMENT = re.compile(r"journal\.(\d+)\.hpcj")
 _CHECKPOINT = re.compile(r"v(\d{8})")
@@ -63,6 +65,13 @@ class RunPaths:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    @property
+    def seats(self) -> Path:
+        return self.root / "seats"
+
+    def seat(self, name: str) -> Path:
+        return self.seats / f"{quote(name, safe='')[:200]}.json"  # a seat may be called anything
 
     @property
     def slurm(self) -> Path:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.table import Table
 from typer.testing import CliRunner, Result
@@ -13,7 +14,9 @@ from hpc_es.cli import app
 from hpc_es.cli.arguments import output_file
 from hpc_es.cli.output import console, excerpt, progress, status_line, status_table
 from hpc_es.errors import ConfigError
-from hpc_es.transport.messages import Status, WorkerStatus
+from hpc_es.paths import RunPaths
+from hpc_es.transport.messages import SeatStatus, Status, WorkerStatus
+from hpc_es.worker import seat
 
 CONFIG = """\
 run: {name: test, num_updates: 5}
@@ -184,6 +187,39 @@ def test_a_status_fits_in_a_line_and_in_a_table(capsys: pytest.CaptureFixture[st
     shown = capsys.readouterr().out
     for text in ("cohort 2 of 6", "local-0", "90%", "80%", "a worker joined", "0:01:01 since start"):
         assert text in shown
+
+
+def test_workers_that_are_not_connected_are_shown_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = RunPaths(tmp_path)
+    for name in ("local-0", "a/b", "local-1", "local-2"):
+        seat.begin(paths, name)
+    seat.note(paths, "local-1", "died", "ended with code 0 in sudoku: step 1 of task 7", worker="local-1.ab")
+    seat.begin(paths, "local-1")
+    seat.note(paths, "local-2", "ended", "with code 0")
+    seat.note(paths, "a/b", "failed", "the model is quantised")
+    status = seat.with_absent(a_status(), paths)
+    assert [(each.seat, each.state) for each in status.absent] == [("a/b", "failed"), ("local-1", "starting")]
+    console().print(status_table(status))
+    shown = capsys.readouterr().out
+    assert "1 failed, 1 starting" in shown
+    assert "worker a/b failed 0:00:00 ago: the model is quantised" in shown
+    assert "worker local-1 starting 0:00:00: before: ended with code 0 in sudoku: step 1 of task 7" in shown
+    at_rest = seat.with_absent(msgspec.structs.replace(a_status(), seconds_elapsed=0.0), paths)
+    assert [each.state for each in at_rest.absent] == ["failed"]
+
+
+def test_a_log_says_now_and_then_that_a_worker_is_still_starting(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress(console()) as shown:
+        for seconds in (1.0, 2.0, 16.0):
+            absent = (SeatStatus("local-1", "starting", seconds, ""),)
+            shown.status(msgspec.structs.replace(a_status(), absent=absent))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("; ")[2] for line in lines] == [
+        "worker local-1 starting 0:00:01",
+        "worker local-1 starting 0:00:16",
+    ]
 
 
 def test_without_a_terminal_each_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from theatre import Stage, make_config
 
-from hpc_es.head.events import GroupFailed, Received, StopAsked, Tick
+from hpc_es.head.events import Deserted, GroupFailed, Received, StopAsked, Tick
 from hpc_es.head.planning import make_commit, member_of, plan_evaluation, replacement
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
@@ -188,6 +188,30 @@ def test_a_second_worker_in_a_seat_replaces_the_first():
     stage.run()
     assert first.gone
     assert stage.commits() == undisturbed().commits()
+
+
+def test_a_worker_that_died_loses_its_lease_at_once_and_the_cause_is_an_event():
+    stage = Stage(make_config())
+    worker = stage.busy_worker("seat-0")
+    stage.kill_worker(worker.name)
+    stage.handle(Received(messages.Goodbye(worker.name, "ended with code 0 in rogue: step 1 of task 7", died=True)))
+    stage.add_worker("seat-1")
+    stage.run()
+    assert stage.commits() == undisturbed().commits()
+    (note,) = [note for note in records_of(stage, journal.Noted) if note.level == "error"]
+    assert note.what == f"worker {worker.name} died"
+    assert "step 1 of task 7" in note.detail
+
+
+def test_a_run_whose_workers_are_all_gone_for_good_ends_with_the_cause():
+    stage = Stage(make_config())
+    worker = stage.busy_worker("seat-0")
+    stage.handle(Deserted("no worker is left"))
+    assert stage.exit is None  # one is there after all
+    stage.handle(Received(messages.Goodbye(worker.name, "died", died=True)))
+    stage.handle(Deserted("no worker is left"))
+    assert stage.exit is not None
+    assert (stage.exit.failed, stage.exit.reason) == (True, "no worker is left")
 
 
 def test_a_worker_with_another_base_model_is_refused():

@@ -15,6 +15,7 @@ import pytest
 import small_checkpoint
 
 from hpc_es.config import Config, load, save
+from hpc_es.engine.supported import check_supported
 from hpc_es.errors import ConfigError, LaunchError, ModelError, RunFailed, StoreError
 from hpc_es.launch import local, prepare
 from hpc_es.launch.local import Outcome, run_local
@@ -176,6 +177,27 @@ def test_restarts_are_bounded_and_the_log_is_shown(stage: Stage) -> None:
     with pytest.raises(LaunchError, match=r"(?s)killed by SIGKILL, after launch.max_restarts=2 .*the card is on fire"):
         stage.run()
     assert stage.num_starts("local-0") == 3
+
+
+def test_how_a_worker_died_is_told_by_its_witness_and_costs_a_restart(stage: Stage) -> None:
+    imports = "from hpc_es.worker import seat; from hpc_es.paths import RunPaths; paths = RunPaths(root); "
+    died = "seat.begin(paths, 'local-0'); seat.note(paths, 'local-0', 'died', 'ended with code 0 in x: step 1'); "
+    stage.script(head=[WAITS], local_0=[f"{imports}{died}sys.exit(5)"])
+    with pytest.raises(LaunchError, match=r"worker-local-0 ended .* in x: step 1, after launch\.max_restarts"):
+        stage.run()
+    assert "worker-local-0 ended with code 0 in x: step 1; starting it again (2 of at most 2 times)" in stage.events
+
+
+def test_why_a_worker_failed_stands_first(stage: Stage) -> None:
+    script = (
+        "from hpc_es.worker import seat; from hpc_es.paths import RunPaths; from hpc_es.errors import ModelError\n"
+        "try:\n    with seat.occupied(RunPaths(root), 'local-0'): raise ModelError('it is quantised')\n"
+        "except ModelError: sys.exit(2)"
+    )
+    stage.script(head=[WAITS], local_0=[script])
+    with pytest.raises(LaunchError, match="worker-local-0 failed: it is quantised; the end of"):
+        stage.run()
+    assert stage.num_starts("local-0") == 1
 
 
 @pytest.mark.parametrize("code", [1, 2])
@@ -340,6 +362,19 @@ def test_a_model_that_cannot_be_used_is_refused_before_anything_starts(stage: St
     with pytest.raises(ModelError, match=r"no such folder; model\.path is relative to the working directory"):
         stage.run()
     assert stage.num_starts("head") == 0
+
+
+def test_a_model_that_transformers_has_no_code_for_is_refused_before_anything_starts(stage: Stage) -> None:
+    config = stage.config()
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"kind": "transformers"})})
+    (stage.model / "config.json").write_text('{"model_type": "clip"}')
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"model_type='clip' in its config.json is none of the \d+ that"):
+        stage.run(config)
+    assert time.monotonic() - began < 5
+    for model_type in ("llama", "qwen3", "qwen3_5", "qwen3_vl", "gemma3"):
+        check_supported("transformers", stage.model, {"model_type": model_type})
+    check_supported("vllm", stage.model, {"model_type": "clip"})  # has more ways than its tables say
 
 
 def test_gpus_are_dealt_to_the_workers_in_turn(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def test_launching_writes_the_manifest_and_going_on_compares_it(
         (lambda task: 3, "task 0 has no proper facts"),
         (lambda task: TaskFacts(7), "task 0 has no proper facts: Expected `str`"),  # type: ignore[arg-type]
         (lambda task: TaskFacts("\ud800"), "task 0 has no proper facts: .* surrogates not allowed"),
-        (lambda task: {}[task], "lab: the facts of its tasks: KeyError: 0"),
+        (lambda task: {}[task], "lab: facts\\(0\\) raised KeyError: 0"),
     ],
 )
 def test_an_environment_that_cannot_say_what_its_tasks_are_is_named(

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch import prepare, slurm
 from hpc_es.launch.logs import find_log
 from hpc_es.launch.slurm_commands import Answer, Slurm, run
-from hpc_es.launch.slurm_role import head_is_gone
+from hpc_es.launch.slurm_role import head_is_gone, workers_are_gone
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.records import SCHEMA_VERSION, Started, Stopped
+from hpc_es.worker import seat
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -347,6 +349,35 @@ def test_a_head_is_gone_when_no_job_of_it_can_come_back(tmp_path: Path, states: 
         slurm.record(paths, job_id, "head")
     slurm.record(paths, "50", "worker")
     assert head_is_gone(paths, cluster.slurm) == reason
+
+
+@pytest.mark.parametrize(
+    ("states", "seats", "gone"),
+    [
+        ({"50": "COMPLETED"}, {"50_0": "died", "50_1": "ended"}, True),
+        ({"50": "FAILED"}, {"50_0": "failed"}, True),
+        ({"50": "COMPLETED", "51": "PENDING"}, {"50_0": "died"}, False),
+        ({"50": "CANCELLED"}, {"50_0": "ended"}, False),  # somebody ended them, and may send others
+        ({"50": "NODE_FAIL"}, {"50_0": "working"}, False),
+        ({}, {"by-hand": "died"}, False),
+    ],
+)
+def test_workers_are_gone_when_the_last_ones_died_and_none_is_queued(
+    tmp_path: Path, states: dict, seats: dict, gone: bool
+) -> None:
+    cluster, paths = Cluster(), RunPaths(tmp_path)
+    cluster.states.update(states)
+    for job_id in states:
+        slurm.record(paths, job_id, "worker")
+    began = time.time()
+    for name, state in seats.items():
+        seat.begin(paths, name)
+        seat.note(paths, name, state, "ended with code 0 in sudoku: step 1 of task 7")
+    reason = workers_are_gone(paths, began, cluster.slurm)
+    assert (reason is not None) == gone
+    if reason is not None:
+        assert "step 1 of task 7" in reason
+    assert workers_are_gone(paths, time.time() + 1, cluster.slurm) is None  # what was before this head is history
 
 
 def test_a_job_told_of_its_end_while_it_loads_is_queued_again(tmp_path: Path) -> None:

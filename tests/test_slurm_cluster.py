@@ -10,6 +10,7 @@ from pathlib import Path
 
 import gated
 import pytest
+import rogue
 from on_cluster import (
     LIMIT_S,
     ROOT,
@@ -314,6 +315,18 @@ def test_the_smoke_configuration_completes_with_vllm_though_a_worker_is_killed(
 
 
 # --- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_workers_that_die_in_an_environment_fail_their_jobs_and_the_run_ends_with_the_cause(
+    settings: Callable[..., Config], queue: Slurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(rogue.ROGUE, "step:exit")
+    submission = slurm.submit(settings("task.env=rogue:Sudoku", "slurm.workers=1"), slurm=queue)
+    assert submission.wait(LIMIT_S) == "FAILED"
+    assert submission.workers.state == "FAILED"
+    words = submission.paths.log(f"head-{submission.head.job_id}.0").read_text()
+    assert "no worker is left, and none is queued; the last one" in words
+    assert "ended with code 0 in a call of an environment: rogue:Sudoku: step 1 of task" in words
 
 
 def test_a_wrong_partition_is_told_and_queues_nothing(settings: Callable[..., Config], queue: Slurm) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 ROWS = (
     ("quoting", "allowance"),
     ("errors", "bounds", "modes", "paths", "place", "__init__"),
+    ("calls",),
     ("config", "data"),
     ("noise", "es"),
     ("params",),

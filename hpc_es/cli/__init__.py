@@ -19,8 +19,10 @@ import typer
 from typer.core import TyperGroup
 
 from hpc_es import __version__, modes
+from hpc_es.calls import CALLS
 from hpc_es.cli import env, episodes, evaluate, plan, probe, report, retention, simulate, slurm, study
 from hpc_es.cli.arguments import (
+    EXIT_FAILED,
     EXIT_STOPPED,
     AllRows,
     ConfigFile,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
     from hpc_es.transport.messages import Status
 
 STATUS_TIMEOUT_S = 3.0
+PLAYING = ("env", "eval", "plan", "probe")
+"""Commands that import or play environments in their own process, which these may end."""
 ROLES = ("head", "worker")
 """Commands that are processes of a run, whose stderr is a log."""
 
@@ -89,10 +93,18 @@ def main() -> None:
     warnings.formatwarning = _warning_line
     if "" not in sys.path:
         sys.path.insert(0, "")  # environments of one's own may lie in the working directory, as under python -m hpc_es
+    if sys.argv[1:2] and sys.argv[1] in PLAYING:
+        from hpc_es.launch.witness import died_as_command, stand_witness
+
+        stand_witness(died_as_command)
     try:
         app(prog_name="hpc-es")
     except SystemExit as end:
+        CALLS.decide_to_end(end.code if isinstance(end.code, int) else int(end.code is not None))
         _leave(end)
+    except BaseException:
+        CALLS.decide_to_end(EXIT_FAILED)
+        raise
 
 
 def _leave(end: SystemExit) -> NoReturn:
@@ -157,9 +169,10 @@ def status(run: RunFolder, json: Json = False) -> None:
     """Version, fitness, workers, rate and time left; in Slurm also each job's state, node and what it waits for."""
     import msgspec
 
-    from hpc_es.cli.output import console, jobs_table, print_json, status_line, status_table
+    from hpc_es.cli.output import absent_lines, console, jobs_table, print_json, status_line, status_table
     from hpc_es.transport.messages import Status, StatusRequest
     from hpc_es.transport.observer import ask
+    from hpc_es.worker.seat import with_absent
 
     paths = run_paths(run)
     jobs = _slurm_jobs(paths)
@@ -170,6 +183,7 @@ def status(run: RunFolder, json: Json = False) -> None:
         if answer.state != "finished":
             say(error, err=True)
     assert isinstance(answer, Status), "the answer to a StatusRequest"
+    answer = with_absent(answer, paths)
     if json:
         described = [{"role": role, **dataclasses.asdict(job)} for role, job in jobs]
         print_json({**msgspec.structs.asdict(answer), "jobs": described})
@@ -178,6 +192,8 @@ def status(run: RunFolder, json: Json = False) -> None:
         console().print(status_table(answer))
     else:
         console().print(f"{run}: {status_line(answer)}")
+        for line in absent_lines(answer):
+            console().print(line)
     if jobs:
         console().print(jobs_table(jobs))
 
@@ -294,14 +310,20 @@ def worker(
     parent: Parent = None,
 ) -> None:
     """Add a worker to a run: from any node that shares the run folder, at any time."""
+    from hpc_es.launch.witness import died_as_worker, stand_witness
+    from hpc_es.worker.seat import occupied
+
     paths, seat = run_paths(run), Place.here().seat if seat is None else seat_name(seat)
-    if _be_role(paths, "worker", parent):
-        from hpc_es.launch.slurm_role import be_worker
+    is_slurm_job = _be_role(paths, "worker", parent)
+    stand_witness(died_as_worker(paths, seat))
+    with occupied(paths, seat):
+        if is_slurm_job:
+            from hpc_es.launch.slurm_role import be_worker
 
-        raise typer.Exit(be_worker(paths, seat, Place.here()))
-    from hpc_es.worker.loop import run_worker
+            raise typer.Exit(be_worker(paths, seat, Place.here()))
+        from hpc_es.worker.loop import run_worker
 
-    raise typer.Exit(run_worker(paths.root, seat, local=parent is not None))
+        raise typer.Exit(run_worker(paths.root, seat, local=parent is not None))
 
 
 def _be_role(paths: RunPaths, role: Literal["head", "worker"], parent: int | None) -> bool:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpc_es.cli.arguments import EXIT_STOPPED, Json
-from hpc_es.errors import ConfigError, EnvError, HpcEsError
-from hpc_es.quoting import quote_error
+from hpc_es.errors import ConfigError, EnvError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,13 +66,17 @@ def check(name: Name, options: Options = None, json: Json = False) -> None:
     from hpc_es.cli.output import console, print_json, stdout_for
     from hpc_es.envs.check import check_env
 
-    given = _options(options)
-    with stdout_for(json):
+    given, num_tasks = _options(options), 0
+
+    def make() -> "Env":
+        nonlocal num_tasks
         env = envs.make(name, **given)
-        num_tasks = env.num_tasks
-        env.close()
+        num_tasks = getattr(env, "num_tasks", 0)  # the contract is looked at later
+        return env
+
+    with stdout_for(json):
         try:
-            check_env(lambda: envs.make(name, **given))
+            check_env(make)
         except EnvError as error:
             raise EnvError(f"{name} breaks the contract: {error}") from error
     if json:
@@ -98,18 +101,16 @@ def play(
     """
     from hpc_es import envs
     from hpc_es.cli.output import console
+    from hpc_es.envs.check import made
 
-    out = console()
-    env = envs.make(name, **_options(options))
+    out, given = console(), _options(options)
     try:
-        if not _play(env, task, out):
-            raise typer.Exit(EXIT_STOPPED)
-    except (HpcEsError, typer.Exit):
-        raise
-    except Exception as error:  # whatever an environment raises is its fault
-        raise EnvError(f"{name} raised {quote_error(error)}") from error
-    finally:
-        env.close()
+        with made(lambda: envs.make(name, **given)) as env:
+            is_over = _play(env, task, out)
+    except EnvError as error:
+        raise EnvError(f"{name}: {error}") from error
+    if not is_over:
+        raise typer.Exit(EXIT_STOPPED)
 
 
 def _play(env: "Env", task: int, out: "Console") -> bool:

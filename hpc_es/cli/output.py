@@ -34,6 +34,10 @@ if TYPE_CHECKING:  # it brings numba
     from hpc_es.launch.slurm_commands import JobStatus
 
 NUM_EVENTS_SHOWN = 4
+NUM_ABSENT_SHOWN = 4
+ABSENT_EVERY_S = 15.0
+"""How often a log says that a worker is still not there."""
+MAX_DETAIL = 500
 WIDTH_IN_FILES = 160
 """Nothing tells how wide a pipe or a file is: wide enough for every cell of every table."""
 NUM_ROWS_SHOWN = 24
@@ -146,6 +150,8 @@ def status_line(status: Status) -> str:
     if status.eval_fitness is not None:
         parts.append(f"held out {status.eval_fitness:.4f} (version {status.eval_version})")
     parts.append(f"{len(status.workers)} worker{'' if len(status.workers) == 1 else 's'}")
+    counts = Counter(each.state for each in status.absent)
+    parts += [f"{count} {state}" for state, count in counts.items()]
     if status.tokens_per_second is not None:
         parts.append(f"{status.tokens_per_second:.0f} tokens/s")
     if status.seconds_left is not None:
@@ -171,7 +177,19 @@ def status_table(status: Status) -> RenderableType:
     idle = f"; {status.why_idle}" if status.why_idle else ""
     cohort = Text(f"cohort {status.cohort_done} of {status.cohort_size}{idle}")
     events = [Text(event, style="dim") for event in status.events[-NUM_EVENTS_SHOWN:]]
-    return Group(done, Text(status_line(status)), cohort, *([workers] if status.workers else []), *events)
+    absent = [Text(line) for line in absent_lines(status)]
+    return Group(done, Text(status_line(status)), cohort, *([workers] if status.workers else []), *absent, *events)
+
+
+def absent_lines(status: Status) -> list[str]:
+    """One for each worker that is not connected, and why."""
+    lines = [
+        f"worker {each.seat} {each.state} {duration(each.seconds)}{' ago' if each.state in ('failed', 'died') else ''}"
+        + (f": {each.detail[:MAX_DETAIL]}" if each.detail else "")
+        for each in status.absent[:NUM_ABSENT_SHOWN]
+    ]
+    more = len(status.absent) - NUM_ABSENT_SHOWN
+    return [*lines, f"and {more} more that are not connected"] if more > 0 else lines
 
 
 def jobs_table(jobs: "Sequence[tuple[Role, JobStatus]]") -> Table:
@@ -220,10 +238,11 @@ class Progress:
             self._live.update(status_table(status))
             return
         # A new line when something a reader of a log would miss has changed.
-        key = (status.version, status.state, len(status.workers), status.eval_version)
+        absent = tuple((each.seat, each.state, each.seconds // ABSENT_EVERY_S) for each in status.absent)
+        key = (status.version, status.state, len(status.workers), status.eval_version, absent)
         if key != self._shown:
             self._shown = key
-            self._print(status_line(status))
+            self._print("; ".join((status_line(status), *absent_lines(status))))
 
     def event(self, text: str) -> None:
         self._print(text)

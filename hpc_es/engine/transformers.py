@@ -120,9 +120,9 @@ class _Live(Live):
     def __init__(self, config: ModelConfig, optimiser: Kind) -> None:
         self._config = config
         self._dtype: torch.dtype = getattr(torch, config.dtype)
-        super().__init__(config, optimiser)
-        try:
+        try:  # first what fails within a moment where transformers does not know the model; arenas take minutes
             self.tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=True)
+            super().__init__(config, optimiser)
             model = AutoModelForCausalLM.from_pretrained(config.path, dtype=self._dtype, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"transformers cannot load {config.path}: {error}") from error

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pydantic
 
+from hpc_es.calls import CALLS
 from hpc_es.config.schema import Config
 from hpc_es.envs.base import Env
 from hpc_es.errors import ConfigError, EnvError
@@ -49,7 +50,7 @@ class Description:
 
 def describe(name: str) -> Description:
     """An environment in a line, and its options. Errors: ConfigError for a name that does not exist."""
-    env_class = _find(name)
+    env_class = find(name)
     text = vars(env_class)["__doc__"] or sys.modules[env_class.__module__].__doc__ or ""
     parameters = _parameters(env_class)
     options = {p.name: "required" if p.default is p.empty else repr(p.default) for p in parameters}
@@ -65,7 +66,7 @@ def make(name: str, **options: Any) -> Env:
     Errors: ConfigError for a name or an option that does not exist, and for a value that is not allowed; EnvError when
     it raises.
     """
-    env_class = _find(name)
+    env_class = find(name)
     _check_names(name, env_class, options)
     try:
         return env_class(**options)
@@ -73,7 +74,7 @@ def make(name: str, **options: Any) -> Env:
         raise ConfigError(f"environment {name}: {_explain(error)}") from error
     except ConfigError as error:
         raise ConfigError(f"environment {name}: {error}") from error
-    except Exception as error:
+    except BaseException as error:
         raise EnvError(f"environment {name} cannot be made: {quote_error(error)}") from error
 
 
@@ -86,7 +87,7 @@ def make_for(config: Config, kind: Kind) -> Env:
     split = "eval" if kind == "eval" else "train"  # a centre plays what the members play
     laid_over = config.eval.options if split == "eval" else config.task.train
     options = {**config.task.options, **laid_over}
-    if any(parameter.name == "split" for parameter in _parameters(_find(config.task.env))):
+    if any(parameter.name == "split" for parameter in _parameters(find(config.task.env))):
         options.setdefault("split", split)
     return make(config.task.env, **options)
 
@@ -95,7 +96,7 @@ def keeps_all_turns(name: str) -> bool:
     """Whether a prompt holds all turns before it, so that a talk grows; what does not exist yet is taken to be so.
 
     Errors: ConfigError for a name that does not exist."""
-    return name in _PLANNED or _find(name).history is None
+    return name in _PLANNED or find(name).history is None
 
 
 def refuse_planned(name: str) -> None:
@@ -108,7 +109,8 @@ def refuse_planned(name: str) -> None:
         )
 
 
-def _find(name: str) -> type[Env]:
+def find(name: str) -> type[Env]:
+    """The class of an environment; its module is imported. Errors: ConfigError when there is none."""
     refuse_planned(name)
     if name not in _BUILT_IN and ":" not in name:
         raise ConfigError(
@@ -117,8 +119,9 @@ def _find(name: str) -> type[Env]:
         )
     module, _, attribute = _BUILT_IN.get(name, name).partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module raises whatever it likes
+        with CALLS.noted(f"{name}: importing {module}"):
+            found = getattr(importlib.import_module(module), attribute)
+    except BaseException as error:  # a module raises whatever it likes, SystemExit too
         raise ConfigError(f"environment {name!r} cannot be imported: {quote_error(error)}") from error
     if not (inspect.isclass(found) and issubclass(found, Env)):
         raise ConfigError(f"environment {name!r} is not a subclass of hpc_es.envs.base.Env")

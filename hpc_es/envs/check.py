@@ -4,11 +4,15 @@
 it broke. It plays a few episodes with answers that no model should give; none of them may raise.
 """
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
+from hpc_es.calls import CALLS
 from hpc_es.envs.base import Env, Observation, StepResult
-from hpc_es.errors import EnvError
+from hpc_es.envs.guard import process_guard
+from hpc_es.errors import EnvError, HpcEsError
 from hpc_es.quoting import quote_error
 
 ODD_ANSWERS = (
@@ -27,10 +31,13 @@ MAX_TURNS = 10_000
 """An episode that is still running after so many turns never ends."""
 
 
+CALL_LIMIT_S = 60.0
+"""A call that takes longer never returns: as task.step_timeout by default."""
+
+
 def check_env(make_env: Callable[[], Env], *, num_episodes: int = 2) -> None:
     """Play `num_episodes` tasks. Errors: EnvError naming the rule that the environment breaks."""
-    env = make_env()
-    try:
+    with made(make_env) as env:
         _check_tasks(env)
         _must_raise(lambda: env.step("x"), "step before the first reset")
         for task in range(min(num_episodes, env.num_tasks)):
@@ -42,8 +49,56 @@ def check_env(make_env: Callable[[], Env], *, num_episodes: int = 2) -> None:
             _play(env, env.reset(task))
             _must_raise(lambda: env.step("x"), "step after the episode's end")
             _require(env.reset(task) == first, f"reset({task}) shows something else after an episode than before it")
-    finally:
+
+
+@contextlib.contextmanager
+def made(make_env: Callable[[], Env]) -> Iterator[Env]:
+    """An environment that is played by hand, closed in the end. Its calls are noted, for the case that one of them ends
+    this process or never returns.
+
+    Errors: EnvError for whatever it raises; what came first is the cause. Others of ours as they are.
+    """
+    with CALLS.noted("making the environment", CALL_LIMIT_S):
+        env = _Noted(make_env())
+    try:
+        yield cast(Env, env)
+    except BaseException as error:
+        last = env.last
+        with contextlib.suppress(BaseException):
+            env.close()
+        if isinstance(error, HpcEsError):
+            raise
+        raise EnvError(f"{last} raised {error!r}") from error
+    try:
         env.close()
+    except BaseException as error:
+        raise EnvError(f"close raised {error!r}") from error
+
+
+class _Noted:
+    """An environment that remembers its last call."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+        self.last = "reading its attributes"
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._env, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any) -> Any:
+            self.last = f"{name}({args[0]})" if name == "reset" else name
+            guard = process_guard()
+            guard.begin()
+            with CALLS.noted(self.last, CALL_LIMIT_S):
+                try:
+                    return found(*args)
+                finally:
+                    harm = guard.check(self.last)
+                    _require(harm is None, harm or "")
+
+        return call
 
 
 def _check_tasks(env: Env) -> None:
@@ -59,8 +114,7 @@ def _check_tasks(env: Env) -> None:
 
 def _check_deterministic(make_env: Callable[[], Env], env: Env, task: int, first: Observation) -> None:
     """The same task is the same episode, in this object and in another, when it is answered the same way."""
-    other = make_env()
-    try:
+    with made(make_env) as other:
         _require(other.num_tasks == env.num_tasks, "two environments made alike have different num_tasks")
         _require(other.reset(task) == first, f"reset({task}) shows different prompts in two environments made alike")
         _require(env.reset(task) == first, f"reset({task}) shows different prompts when it is called twice")
@@ -68,8 +122,6 @@ def _check_deterministic(make_env: Callable[[], Env], env: Env, task: int, first
         one, two = _step(env, answer), _step(other, answer)
         _check_result(one)
         _require(one == two, f"task {task}: the same answer has two different results")
-    finally:
-        other.close()
 
 
 def _play(env: Env, observation: Observation) -> None:
@@ -87,7 +139,7 @@ def _play(env: Env, observation: Observation) -> None:
 def _step(env: Env, answer: str) -> StepResult:
     try:
         return env.step(answer)
-    except Exception as error:
+    except BaseException as error:
         raise EnvError(
             f"step raised {quote_error(error)} on the answer {answer[:40]!r}; an answer is never an error"
         ) from error
@@ -129,7 +181,7 @@ def _must_raise(call: Callable[[], object], what: str) -> None:
         call()
     except EnvError:
         return
-    except Exception as error:
+    except BaseException as error:
         raise EnvError(f"{what} raised {quote_error(error)}; it must raise EnvError") from error
     raise EnvError(f"{what} raised nothing; it must raise EnvError")
 

@@ -29,6 +29,7 @@ from hpc_es.head.door import (
 )
 from hpc_es.head.events import (
     CheckpointSaved,
+    Deserted,
     Event,
     GroupFailed,
     GroupUp,
@@ -127,6 +128,10 @@ class Core:
                 self._sum_up_untold()
                 self._give_up_orphans()
                 self._open_transfer()
+            case Deserted(reason=reason):
+                if not self.crew.workers:  # or one has come after all
+                    self.note("error", reason)
+                    self._exit(reason, finished=False, failed=True)
             case StopAsked(reason=reason, comes_back=comes_back):
                 self.stopping = self.stopping or reason
                 self.comes_back = comes_back
@@ -249,7 +254,9 @@ class Core:
                         continue
                     self._append(journal.Dismissed(self._now, drained.name))
                     self.crew.dismiss(drained, DRAINED)
-            case messages.Goodbye(worker=worker, reason=reason):
+            case messages.Goodbye(worker=worker, reason=reason, died=died):
+                if died and worker in self.crew.workers:
+                    self.note("error", f"worker {worker} died", reason)
                 self._lose(worker, reason)
             case messages.StopRequest(reason=reason):
                 self.stopping = self.stopping or reason

@@ -58,4 +58,21 @@ class StopAsked(Struct, frozen=True, gc=False):
     """A head of this run will start again elsewhere: the workers are not sent home."""
 
 
-Event = Received | Updated | CheckpointSaved | GroupUp | GroupFailed | TransferReady | TransferEnded | Tick | StopAsked
+class Deserted(Struct, frozen=True):
+    """No worker is left, and none will come."""
+
+    reason: str
+
+
+Event = (
+    Received
+    | Updated
+    | CheckpointSaved
+    | GroupUp
+    | GroupFailed
+    | TransferReady
+    | TransferEnded
+    | Tick
+    | StopAsked
+    | Deserted
+)

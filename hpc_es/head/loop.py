@@ -11,7 +11,8 @@ import platform
 import queue
 import resource
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -25,6 +26,7 @@ from hpc_es.es.records import Commit
 from hpc_es.head.core import Core
 from hpc_es.head.events import (
     CheckpointSaved,
+    Deserted,
     Event,
     GroupFailed,
     GroupUp,
@@ -68,16 +70,23 @@ from hpc_es.transport.messages import AnyMessage, DrainRequest, Leave, StatusReq
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
+ALONE_S = 30.0
+"""How long a head without workers waits before it asks whether one will come, and between two such questions."""
 GC_THRESHOLD = 100_000
 """Objects between two collections: most of what a head makes it keeps, and looking through it finds no garbage."""
 
 
-def run_head(run_dir: Path, *, local: bool) -> int:
+def more_may_come() -> str | None:
+    return None
+
+
+def run_head(run_dir: Path, *, local: bool, workers_are_gone: Callable[[], str | None] = more_may_come) -> int:
     """Be the head of a run until it ends. Exit code 0: all is done, 3: it was stopped, 1: it gave up, 4: its job is
     nearly over (SIGUSR2) and should be queued again.
 
     `local`: all workers run on this machine, so loopback is a good address, and SIGTERM ends them too. A scheduler
     sends SIGTERM also to a job that it will start again; then the workers find out what has become of their head.
+    `workers_are_gone` is asked while there are no workers, and says why none will come.
 
     Errors: ConfigError, ModelError, StoreError (Superseded when a newer head has taken over), RunFailed.
     """
@@ -86,7 +95,7 @@ def run_head(run_dir: Path, *, local: bool) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file, and 1024 is a usual limit
     paths = RunPaths(run_dir)
     config = load(paths.config).config
-    with Head(paths, config, local=local) as head:
+    with Head(paths, config, local=local, workers_are_gone=workers_are_gone) as head:
         outcome = head.run()
     log.info("head ends: %s", outcome.reason)
     if outcome.failed:
@@ -97,8 +106,16 @@ def run_head(run_dir: Path, *, local: bool) -> int:
 
 
 class Head:
-    def __init__(self, paths: RunPaths, config: Config, *, local: bool) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        config: Config,
+        *,
+        local: bool,
+        workers_are_gone: Callable[[], str | None] = more_may_come,
+    ) -> None:
         self.paths, self.config, self.local = paths, config, local
+        self._workers_are_gone = workers_are_gone
         self.out_of_time = False
         self.clock = Clock()
         self._events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
@@ -135,6 +152,7 @@ class Head:
             )
         self.core = Core(config, ledger, tasks, config_digest=config_digest(config), offer=offer)
         self.anchor = Anchor(config.run.name, self.journal.generation, self.clock(), ledger.version)
+        self._alone_since = self.clock()
         if restored is not None:
             self._post(restored)
 
@@ -213,7 +231,20 @@ class Head:
             raise Superseded(f"a newer head than generation {self.journal.generation} has taken {self.paths.root} over")
         if self.clock() - self._hdf5_at >= self.config.store.hdf5_every:
             self._record_hdf5()
+        self._look_for_workers()
         return self.core.handle(Tick(), self.clock())
+
+    def _look_for_workers(self) -> None:
+        """While there are none, ask now and then whether one will come; beside the loop, since Slurm may be slow."""
+        if self.core.crew.workers:
+            self._alone_since = self.clock()
+        elif self.clock() - self._alone_since > ALONE_S:
+            self._alone_since = self.clock()
+            threading.Thread(target=self._ask_for_workers, name="look-for-workers", daemon=True).start()
+
+    def _ask_for_workers(self) -> None:
+        if (reason := self._workers_are_gone()) is not None:
+            self._post(Deserted(reason))
 
     def _perform(self, instructions: Sequence[Instruction]) -> None:
         records = [instruction.record for instruction in instructions if isinstance(instruction, Append)]

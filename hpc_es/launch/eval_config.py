@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_es import envs
 from hpc_es.config import Config, Loaded, load, settle
 from hpc_es.config.fields import file_name
 from hpc_es.config.load import DEFAULT
 from hpc_es.config.schema import MAX_REPEATS
+from hpc_es.envs.inspection import inspect
 from hpc_es.errors import ConfigError
 from hpc_es.paths import RunPaths
 
@@ -127,9 +127,7 @@ def _check_keys(overrides: Sequence[str], allowed: Sequence[str]) -> None:
 
 def _counted(config: Config, asked: Asked, file: Loaded | None = None) -> Config:
     """With the numbers of tasks and repeats settled. Errors: ConfigError when there are not so many tasks."""
-    env = envs.make_for(config, "eval")
-    available = env.num_tasks
-    env.close()
+    available = inspect(config, "eval").num_tasks
     wanted = asked.num_tasks
     if wanted is None:
         wanted = config.eval.num_tasks or available

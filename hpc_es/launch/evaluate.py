@@ -72,7 +72,7 @@ def evaluate(
     chosen = chosen_versions(recorded, versions)
     config = of_run(recorded.config, asked, base)
     if config.engine.kind != "endpoint":
-        check_model(Path(config.model.path), config.engine.tensor_parallel)
+        check_model(Path(config.model.path), config.engine)
     _refuse_changed_tasks(recorded.paths, config)
     name = _fresh_name(config, asked) if name is None else checked_name(name, "--name")
     if name == RUN:

@@ -33,7 +33,7 @@ def evaluate_model(frozen: Frozen, out: Path, asked: Asked, *, say: Say = print)
     """
     config, paths = of_model(frozen, out, asked), RunPaths(out)
     if frozen.url is None:
-        check_model(Path(frozen.model), config.engine.tensor_parallel)
+        check_model(Path(frozen.model), config.engine)
     _refuse_something_else(paths, config)
     with launcher_lock(config):
         earlier = list(read_journal(out, warn=say))

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
+from hpc_es.calls import EXIT_DIED
 from hpc_es.config import Config
 from hpc_es.errors import ConfigError, LaunchError, RunFailed, TransportError
 from hpc_es.launch import prepare
@@ -23,6 +24,7 @@ from hpc_es.launch.process import Child, Family, last_lines
 from hpc_es.paths import RunPaths
 from hpc_es.transport.messages import Status, StatusRequest
 from hpc_es.transport.observer import ask
+from hpc_es.worker import seat as seats
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_HOPELESS, EXIT_STOPPED = 0, 1, 2, 3
 """How head and workers end: all is done; failed; failed in a way that a restart repeats; stopped in good order."""
@@ -84,10 +86,10 @@ def _refuse_head_in_slurm(paths: RunPaths) -> None:
 
 
 class _Role:
-    """The head or one worker, over all its starts."""
+    """The head or one worker, over all its starts. `seat`: the worker's."""
 
-    def __init__(self, name: str, arguments: list[str], environment: dict[str, str]) -> None:
-        self.name, self.arguments, self.environment = name, arguments, environment
+    def __init__(self, name: str, arguments: list[str], environment: dict[str, str], seat: str = "") -> None:
+        self.name, self.arguments, self.environment, self.seat = name, arguments, environment, seat
         self.restarts = 0
         self.child: Child | None = None
         self.ended_at: float | None = None
@@ -122,8 +124,8 @@ class _Supervisor:
         self.on_status, self.on_event = on_status, on_event
         self.head = _Role("head", ["head", str(paths.root), "--local"], {})
         self.workers = [
-            _Role(f"worker-local-{i}", ["worker", str(paths.root), "--seat", f"local-{i}"], _devices(config, i))
-            for i in range(config.launch.workers)
+            _Role(f"worker-{seat}", ["worker", str(paths.root), "--seat", seat], _devices(config, i), seat)
+            for i, seat in enumerate(f"local-{i}" for i in range(config.launch.workers))
         ]
 
     def run(self) -> Outcome:
@@ -135,6 +137,8 @@ class _Supervisor:
 
     def _look_after(self) -> Outcome:
         next_status = 0.0
+        for role in self.workers:
+            self.paths.seat(role.seat).unlink(missing_ok=True)  # of an earlier launch
         for role in (self.head, *self.workers):
             self._start(role)
         while not self.stop.signal and self.head.poll() not in (EXIT_FINISHED, EXIT_STOPPED):
@@ -167,18 +171,28 @@ class _Supervisor:
         role.ended_at = role.ended_at or time.monotonic()
         if time.monotonic() < role.ended_at + _RESTART_DELAY_S:
             return  # workers that were sent home may be seen to end before the head does
-        cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        cause = self._cause(role, code)
         evidence = self._last_words(role)
         if code == EXIT_HOPELESS and role is self.head:
             raise ConfigError(f"head failed; {evidence}")  # only a mistake ends it so, and it is still one here
         if code == EXIT_HOPELESS or (code == EXIT_FAILED and not role.has_joined):
-            raise (RunFailed if role is self.head else LaunchError)(f"{role.name} failed; {evidence}")
+            raise (RunFailed if role is self.head else LaunchError)(f"{role.name} {cause}; {evidence}")
         bound = self.config.launch.max_restarts
         if role.restarts >= bound:
             raise LaunchError(f"{role.name} {cause}, after launch.max_restarts={bound} restarts; {evidence}")
         role.restarts += 1
         self.on_event(f"{role.name} {cause}; starting it again ({role.restarts} of at most {bound} times)")
         self._start(role)
+
+    def _cause(self, role: _Role, code: int) -> str:
+        """How it ended. A worker that did not decide to end has a witness who says more than its exit code."""
+        told = seats.read(self.paths, role.seat) if role.seat else None
+        role.has_joined |= told is not None and bool(told.worker)
+        if told is not None and (told.state, code) == ("died", EXIT_DIED):
+            return told.detail
+        if code in (EXIT_FAILED, EXIT_HOPELESS):
+            return f"failed: {told.detail}" if told is not None and told.state == "failed" else "failed"
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     def _last_words(self, role: _Role) -> str:
         """The end of its log; on a full disk, which may have kept them from being written, that the disk is full."""
@@ -192,10 +206,7 @@ class _Supervisor:
         with contextlib.suppress(TransportError):  # no head yet, or a busy one: there is no news, which is no error
             status = ask(self.paths, StatusRequest(), _STATUS_TIMEOUT_S)
             if isinstance(status, Status):
-                seats = {worker.seat for worker in status.workers}
-                for role in self.workers:
-                    role.has_joined |= role.arguments[-1] in seats
-                self.on_status(status)
+                self.on_status(seats.with_absent(status, self.paths))
 
     def _stop_in_order(self) -> None:
         """Have the head checkpoint and send the workers home. Another signal cuts the wait short."""

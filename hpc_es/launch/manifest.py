@@ -13,8 +13,8 @@ import msgspec
 
 from hpc_es.config import Config
 from hpc_es.envs.base import TaskFacts
-from hpc_es.errors import ConfigError, EnvError, StoreError
-from hpc_es.quoting import quote_error
+from hpc_es.envs.inspection import inspect
+from hpc_es.errors import ConfigError, StoreError
 
 _MAX_LISTED = 5
 """Differences that a refusal lists."""
@@ -86,27 +86,10 @@ def settle_tasks(path: Path, config: Config, *, has_begun: bool) -> None:
 
 
 def _facts(config: Config, wanted: int) -> list[TaskFacts]:
-    from hpc_es import envs
-
-    env = envs.make_for(config, "eval")
-    try:
-        if wanted > env.num_tasks:
-            raise ConfigError(f"eval.num_tasks={wanted} is more than the {env.num_tasks} tasks of {config.task.env}")
-        return [_checked(env.facts(task), task) for task in range(wanted)]
-    except (ConfigError, EnvError):
-        raise
-    except Exception as error:  # whatever an environment raises is its fault
-        raise EnvError(f"{config.task.env}: the facts of its tasks: {quote_error(error)}") from error
-    finally:
-        env.close()
-
-
-def _checked(facts: object, task: int) -> TaskFacts:
-    """Errors: EnvError when an environment says something else of a task than the contract allows."""
-    try:
-        return msgspec.json.decode(msgspec.json.encode(facts), type=TaskFacts)
-    except (TypeError, UnicodeEncodeError, msgspec.MsgspecError) as error:
-        raise EnvError(f"task {task} has no proper facts: {error}, in {facts!r}") from None
+    found = inspect(config, "eval", wanted)
+    if wanted > found.num_tasks:
+        raise ConfigError(f"eval.num_tasks={wanted} is more than the {found.num_tasks} tasks of {config.task.env}")
+    return found.facts
 
 
 def _write(path: Path, manifest: Manifest) -> None:

@@ -16,6 +16,8 @@ from typing import IO
 
 from hpc_es import envs, modes
 from hpc_es.config import Config, compare, from_record, save
+from hpc_es.config.schema import EngineConfig
+from hpc_es.engine.supported import check_supported
 from hpc_es.errors import ConfigError, LaunchError, ModelError, StoreError
 from hpc_es.head.tasks import count_tasks
 from hpc_es.launch.manifest import settle_tasks
@@ -53,7 +55,7 @@ def check(config: Config) -> None:
             f"{config.model.path}` evaluates it, and engine.kind=vllm or transformers train a model of your own"
         )
     envs.refuse_planned(config.task.env)  # first: its model is likely not here either, but that is not the reason
-    check_model(Path(config.model.path), config.engine.tensor_parallel)
+    check_model(Path(config.model.path), config.engine)
     model, optimiser = config.model, config.es.optimiser.kind
     num_arenas = config.launch.workers + 1  # the head has one too
     check_memory(model.path, num_arenas, include=model.include, exclude=model.exclude, optimiser=optimiser)
@@ -62,9 +64,9 @@ def check(config: Config) -> None:
     settle_tasks(paths.tasks, config, has_begun=began_config(paths) is not None)
 
 
-def check_model(path: Path, ranks: int) -> None:
-    """Errors: ModelError when `path` is no Hugging Face folder with unquantised safetensors, ConfigError when so many
-    tensor-parallel ranks cannot share its heads."""
+def check_model(path: Path, engine: EngineConfig) -> None:
+    """Errors: ModelError when `path` is no Hugging Face folder with unquantised safetensors, or one that the
+    engine has no code for; ConfigError when its tensor-parallel ranks cannot share the model's heads."""
     remedy = f"model.path is relative to the working directory ({Path.cwd()}); `hpc-es model get NAME` fetches a model"
     if not path.is_dir():
         raise ModelError(f"model.path={path}: no such folder; {remedy}")
@@ -75,7 +77,8 @@ def check_model(path: Path, ranks: int) -> None:
         raise ModelError(f"model.path={path} holds no *.safetensors; convert the checkpoint with save_pretrained")
     if described.get("quantization_config"):
         raise ModelError(f"model.path={path} is quantised; noise needs full weights: use the unquantised checkpoint")
-    check_ranks(ranks, num_heads(described))
+    check_supported(engine.kind, path, described)
+    check_ranks(engine.tensor_parallel, num_heads(described))
 
 
 def write_folder(config: Config) -> tuple[RunPaths, list[str]]:

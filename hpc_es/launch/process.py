@@ -46,6 +46,8 @@ def follow_parent(pid: int) -> None:
 
 
 def _kill_own_group_after(parent: int) -> None:
+    # Signals are for the main thread, which may have blocked them to wait for them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     select.select([parent], [], [])  # a pidfd becomes readable when its process ends
     os.killpg(0, signal.SIGKILL)
 

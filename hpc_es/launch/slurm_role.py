@@ -16,6 +16,7 @@ from hpc_es.launch.slurm import Role, record, recorded_jobs
 from hpc_es.launch.slurm_commands import Slurm
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
+from hpc_es.worker.seat import read_all
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_OUT_OF_TIME = 0, 1, 4
 """Of head and worker: see run_head and run_worker."""
@@ -57,7 +58,8 @@ def be_head(paths: RunPaths, place: Place) -> int:
     from hpc_es.head.loop import run_head
 
     try:
-        code = run_head(paths.root, local=False)
+        began = time.time()
+        code = run_head(paths.root, local=False, workers_are_gone=lambda: workers_are_gone(paths, began))
     except Superseded:
         raise  # the workers are those of the newer head
     except HpcEsError:
@@ -91,6 +93,26 @@ def head_is_gone(paths: RunPaths, slurm: Slurm | None = None) -> str | None:
     if not all(status.is_final for status in statuses):
         return None
     return ", ".join(f"job {status.name} is {status.state}" for status in statuses[-1:])
+
+
+def workers_are_gone(paths: RunPaths, since: float, slurm: Slurm | None = None) -> str | None:
+    """Why no worker will come, where the last ones failed or died and none is queued; None while one may come.
+
+    `since`: when this head began; what failed before it is history. Workers that were cancelled or have run out of time
+    are no reason to end: whoever did that will send others.
+    """
+    gone = [seat for seat in read_all(paths) if seat.state in ("failed", "died") and seat.since >= since]
+    jobs = [job.job_id for job in recorded_jobs(paths) if job.role == "worker"]
+    if not gone or not jobs:
+        return None
+    try:
+        statuses = (slurm or Slurm()).statuses(jobs)
+    except LaunchError:
+        return None
+    if not all(status.is_final for status in statuses):
+        return None
+    last = max(gone, key=lambda seat: seat.since)
+    return f"no worker is left, and none is queued; the last one, {last.seat}, {last.state}: {last.detail}"
 
 
 def _ends_at(place: Place, slurm: Slurm | None = None) -> float | None:

@@ -110,6 +110,8 @@ class Goodbye(Message, frozen=True):
 
     worker: Annotated[str, Name()]
     reason: Annotated[str, Text()]
+    died: bool = False
+    """Said by its parent: the worker did not decide to end, and held what it held until then."""
 
 
 class StatusRequest(Message, frozen=True):
@@ -229,6 +231,18 @@ class WorkerStatus(Struct, frozen=True):
     eval_id: str | None
 
 
+class SeatStatus(Struct, frozen=True):
+    """A worker that is not connected to the head, as RUN/seats knows it."""
+
+    seat: str
+    state: str
+    """starting, failed, died, or lost: it worked, and the head hears nothing of it."""
+    seconds: float
+    """In this state."""
+    detail: str
+    """Why; while it starts, how the process before it in this seat ended."""
+
+
 class Status(Message, frozen=True):
     """Answer to StatusRequest."""
 
@@ -251,6 +265,8 @@ class Status(Message, frozen=True):
     """The last few, newest last."""
     why_idle: str = ""
     """Why workers have nothing to do, where some have not."""
+    absent: tuple[SeatStatus, ...] = ()
+    """Added by who shows it: the head itself knows only those that are connected."""
 
 
 AnyMessage = (

@@ -1,16 +1,19 @@
-"""One question to the live head, from anyone who holds the run's keys: `hpc-es status`, `hpc-es stop`.
+"""One message to the live head, from anyone who holds the run's keys: `hpc-es status`, `hpc-es stop`, and the goodbye
+of a worker that can no longer say it.
 
 Invariant: it ends within the time that it was given, whatever has become of the head.
 """
 
 import secrets as random
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import zmq
 
 from hpc_es.errors import TransportError
 from hpc_es.paths import RunPaths
-from hpc_es.transport.messages import AnyMessage, decode, encode, read_rendezvous
+from hpc_es.transport.messages import AnyMessage, Rendezvous, decode, encode, read_rendezvous
 from hpc_es.transport.secrets import load_secrets
 from hpc_es.transport.sockets import Connection, milliseconds
 
@@ -20,7 +23,38 @@ def ask(paths: RunPaths, message: AnyMessage, timeout_s: float) -> AnyMessage:
 
     Errors: TransportError when there is no head, it does not answer within `timeout_s`, or keys are refused.
     """
-    keys = load_secrets(paths)
+    there = _live_head(paths)
+    deadline = time.monotonic() + timeout_s
+    with _connected(paths, there, f"observer-{random.token_hex(8)}") as connection:
+        connection.send(encode(0, message))
+        while not connection.is_refused and (remaining_s := deadline - time.monotonic()) > 0:
+            _wait(connection, remaining_s)
+            for data in connection.receive():
+                return decode(data).message
+        trouble = connection.trouble
+    raise TransportError(
+        f"the head of generation {there.generation} (process {there.pid} on {there.head_host}) gave no answer within "
+        f"{timeout_s:g} s: {trouble}; if it is gone, start the run again and it goes on where it stopped"
+    )
+
+
+def tell(paths: RunPaths, message: AnyMessage, timeout_s: float, *, sender: str) -> None:
+    """Send one message in the name of a worker that has ended; its answer is not waited for.
+
+    Errors: TransportError when there is no head to be reached within `timeout_s`, or keys are refused.
+    """
+    there = _live_head(paths)
+    deadline = time.monotonic() + timeout_s
+    with _connected(paths, there, sender, linger_ms=milliseconds(timeout_s)) as connection:
+        while not connection.is_ready:
+            remaining_s = deadline - time.monotonic()
+            if connection.is_refused or remaining_s <= 0:
+                raise TransportError(f"the head on {there.head_host} could not be told: {connection.trouble}")
+            _wait(connection, remaining_s)
+        connection.send(encode(there.generation, message))
+
+
+def _live_head(paths: RunPaths) -> Rendezvous:
     try:
         there = read_rendezvous(paths.rendezvous)
     except OSError as error:  # a network file system may fail for a moment while the file is replaced
@@ -29,23 +63,25 @@ def ask(paths: RunPaths, message: AnyMessage, timeout_s: float) -> AnyMessage:
         raise TransportError(
             f"{paths.rendezvous} does not exist: no head has started this run; start it with `hpc-es run`"
         )
-    deadline = time.monotonic() + timeout_s
+    return there
+
+
+@contextmanager
+def _connected(paths: RunPaths, there: Rendezvous, identity: str, linger_ms: int = 0) -> Iterator[Connection]:
+    keys = load_secrets(paths)
     context = zmq.Context()
-    connection = Connection(context, there, keys, f"observer-{random.token_hex(8)}".encode())
+    connection = Connection(context, there, keys, identity.encode())
     try:
-        connection.send(encode(0, message))
-        poller = zmq.Poller()
-        poller.register(connection.socket, zmq.POLLIN)
-        poller.register(connection.monitor, zmq.POLLIN)
-        while not connection.is_refused and (remaining_s := deadline - time.monotonic()) > 0:
-            poller.poll(milliseconds(remaining_s))
-            connection.watch()
-            for data in connection.receive():
-                return decode(data).message
+        yield connection
     finally:
-        connection.close()
+        connection.close(linger_ms)
         context.term()
-    raise TransportError(
-        f"the head of generation {there.generation} (process {there.pid} on {there.head_host}) gave no answer within "
-        f"{timeout_s:g} s: {connection.trouble}; if it is gone, start the run again and it goes on where it stopped"
-    )
+
+
+def _wait(connection: Connection, timeout_s: float) -> None:
+    """Until something happens on the connection."""
+    poller = zmq.Poller()
+    poller.register(connection.socket, zmq.POLLIN)
+    poller.register(connection.monitor, zmq.POLLIN)
+    poller.poll(milliseconds(timeout_s))
+    connection.watch()

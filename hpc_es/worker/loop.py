@@ -34,6 +34,7 @@ from hpc_es.transport.backends import NOTHING, own_offer
 from hpc_es.transport.collective import WorkerCollective, sha256
 from hpc_es.transport.control import HeadClient
 from hpc_es.transport.secrets import load_secrets
+from hpc_es.worker import seat as seats
 from hpc_es.worker.arrival import Arrival
 from hpc_es.worker.budget import Budget
 from hpc_es.worker.catch_up import CatchUp, Pending
@@ -79,7 +80,7 @@ def run_worker(
     `head_is_gone` is asked while the head is silent, and says why it will not come back. Errors: ConfigError when the
     head refuses this worker, TransportError when there is no head for too long, ModelError, EngineError.
     """
-    paths = RunPaths(run_dir)
+    paths = RunPaths(run_dir.resolve())  # an environment may change the working directory
     config = load(paths.config).config
     load_secrets(paths)  # what is wrong with the keys is told before a model is loaded
     threads = config.engine.threads or _share_of_cpus(config, local)
@@ -99,6 +100,8 @@ async def _work(
     head_is_gone: Callable[[], str | None],
 ) -> Ended:
     model, optimiser = config.model, config.es.optimiser.kind
+    if Path(model.path).exists():  # the name of an endpoint's model is no path
+        model = model.model_copy(update={"path": str(Path(model.path).resolve())})
     check_memory(model.path, include=model.include, exclude=model.exclude, optimiser=optimiser)
     engine = await start_engine(model, config.engine, threads=threads, optimiser=optimiser)
     try:
@@ -126,7 +129,7 @@ class Worker:
         self.paths, self.config, self.seat, self.engine = paths, config, seat, engine
         self.budget = budget
         self._head_is_gone = head_is_gone
-        self._draining = False
+        self._draining = self._has_joined = False
         self._began = 0.0
         self.place = Place.here()
         attempt = f".{self.place.attempt}" if self.place.job else ""
@@ -192,6 +195,10 @@ class Worker:
         match message:
             case messages.Unknown():
                 self.client.send(self._hello())
+            case messages.Welcome():
+                if not self._has_joined:
+                    self._has_joined = True
+                    seats.note(self.paths, self.seat, "working", worker=self.name)
             case messages.Refused(reason=reason):
                 raise ConfigError(f"the head refuses this worker: {reason}")
             case messages.Work(assignment=assignment):

@@ -7,22 +7,28 @@ but for those that say that they are instant.
 """
 
 import asyncio
+import contextlib
+import logging
 import numbers
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+from hpc_es.calls import CALLS
 from hpc_es.config.schema import Config
 from hpc_es.engine.base import Chat, Completion, Engine, Illustrated
 from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.envs.guard import process_guard
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.es.population import episode_seed
 from hpc_es.es.records import MAX_REWARD, Assignment, Episode, Kind
 from hpc_es.quoting import quote_error, quote_value
 from hpc_es.worker.history import History, without_thoughts
 from hpc_es.worker.trajectories import MAX_TURNS, Trajectory, Turn, is_sampled, shortened
+
+log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 Prompt = list[int] | Illustrated | Chat
@@ -54,6 +60,8 @@ class Player:
         self._instant: set[Kind] = set()
         self._made: set[Kind] = set()
         self._making_first = asyncio.Lock()
+        self._guard = process_guard()
+        self._has_warned = False
         if engine.tokenizer is None:
             if not config.task.chat:
                 raise ConfigError(f"task.chat=false: engine.kind={config.engine.kind} takes chats only; leave it on")
@@ -69,6 +77,7 @@ class Player:
         Errors: EnvError when an episode failed twice; EngineError when the engine or this process is unusable.
         """
         slots = asyncio.Semaphore(self.config.engine.max_concurrent)
+        self._guard.begin()
 
         async def one(position: int) -> _Played:
             async with slots:
@@ -102,9 +111,20 @@ class Player:
         is_kept = self._keep is not None and is_sampled(self.config, assignment, position)
         env = await self._make(assignment.kind)
         try:
-            return await self._turns(env, _Played(task, retries, is_kept), episode_seeds(assignment, position))
-        finally:
-            await self._in_env(env.close, what=f"close after task {task}", instant=env.instant)
+            played = await self._turns(env, _Played(task, retries, is_kept), episode_seeds(assignment, position))
+        except BaseException:
+            try:
+                await self._close(env, task)
+            except EnvError as error:  # what was raised first is the cause, and must not be hidden by this
+                log.warning("%s", error)
+            raise
+        await self._close(env, task)
+        return played
+
+    async def _close(self, env: Env, task: int) -> None:
+        await self._in_env(env.close, what=f"close after task {task}", instant=env.instant)
+        if env.instant:
+            self._look_for_harm(f"{self.config.task.env}: task {task}")
 
     async def _make(self, kind: Kind) -> Env:
         """An environment. The first one of its kind is made alone: it fills caches that else all of them would
@@ -122,16 +142,17 @@ class Player:
         """The first one says whether the others are made in an instant."""
         what = "making the environment"
         env = await self._in_env(self._make_env, kind, what=what, instant=kind in self._instant)
-        if env.instant:
-            self._instant.add(kind)
+        with self._blaming(what):
+            if env.instant:
+                self._instant.add(kind)
         return env
 
     async def _turns(self, env: Env, played: "_Played", seed_of: Callable[[int], int]) -> "_Played":
         task, began = played.task, time.monotonic()
-        history = History(env, self.encode, self._room)
-        observation: Observation | None = await self._in_env(
-            env.reset, task, what=f"reset({task})", instant=env.instant
-        )
+        with self._blaming("reading its attributes"):
+            history = History(env, self.encode, self._room)
+            instant, strips_thinking = env.instant, env.strip_thinking
+        observation: Observation | None = await self._in_env(env.reset, task, what=f"reset({task})", instant=instant)
         played.seconds_in_env += time.monotonic() - began
         while observation is not None:
             prompt = self._prompt(history, observation, task)
@@ -148,17 +169,33 @@ class Player:
                 played.ended = "context"
                 break
             answered = time.monotonic()
-            said = without_thoughts(completion.text) if env.strip_thinking else completion.text
-            step = await self._in_env(
-                env.step, said, what=f"step {played.turns + 1} of task {task}", instant=env.instant
-            )
-            check_step(step, task, so_far=played.reward)
-            history.add(said)
-            played.seconds_generating += answered - asked
-            played.seconds_in_env += time.monotonic() - answered
-            played.take(observation, completion, step)
-            observation = None if step.done else step.observation
+            said = without_thoughts(completion.text) if strips_thinking else completion.text
+            what = f"step {played.turns + 1} of task {task}"
+            step = await self._in_env(env.step, said, what=what, instant=instant)
+            with self._blaming(what):
+                check_step(step, task, so_far=played.reward)
+                history.add(said)
+                played.seconds_generating += answered - asked
+                played.seconds_in_env += time.monotonic() - answered
+                played.take(observation, completion, step)
+                observation = None if step.done else step.observation
         return played
+
+    def _look_for_harm(self, what: str) -> None:
+        harm = self._guard.check(what)
+        if harm and not self._has_warned:
+            self._has_warned = True  # an environment that does it once does it in every episode
+            log.warning("%s; it was put back", harm)
+
+    @contextlib.contextmanager
+    def _blaming(self, what: str) -> Iterator[None]:
+        """Around what is done with the values of an environment: whatever they raise is its fault."""
+        try:
+            yield
+        except EnvError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{self.config.task.env}: {what} raised {quote_error(error)}") from error
 
     @property
     def _room(self) -> int | None:
@@ -243,13 +280,21 @@ class Player:
 
     async def _in_env(self, call: Callable[..., Value], *args: Any, what: str, instant: bool) -> Value:
         """Run an environment's code: here when it is instant, else in a thread of its own, for at most
-        task.step_timeout seconds."""
+        task.step_timeout seconds. It is noted meanwhile, for the case that it ends this process."""
+        env, limit_s = self.config.task.env, self.config.task.step_timeout
+        slot = CALLS.begin(f"{env}: {what}", limit_s)
 
         def named() -> Value:
             try:
                 return call(*args)
             except BaseException as error:  # whatever an environment raises is its fault
-                raise EnvError(f"{self.config.task.env}: {what} raised {quote_error(error)}") from error
+                raise EnvError(f"{env}: {what} raised {quote_error(error)}") from error
+            finally:
+                if instant:
+                    self._guard.end_copy()  # the rest is looked at once an episode: it takes as long as the call
+                else:
+                    self._look_for_harm(f"{env}: {what}")
+                CALLS.end(slot)
 
         if instant:
             return named()
@@ -271,17 +316,18 @@ class Player:
         # A daemon thread, not a pool: one that never returns must not keep the process from ending.
         threading.Thread(target=run, daemon=True, name="env").start()
         try:
-            return await asyncio.wait_for(future, self.config.task.step_timeout)
+            return await asyncio.wait_for(future, limit_s)
+        except asyncio.CancelledError:
+            CALLS.give_up(slot)
+            raise
         except TimeoutError:
+            CALLS.give_up(slot)
             self._num_stuck += 1
             if self._num_stuck >= MAX_STUCK_CALLS:
                 raise EngineError(
-                    f"{self._num_stuck} calls of {self.config.task.env} never returned; this worker must start afresh"
+                    f"{self._num_stuck} calls of {env} never returned; this worker must start afresh"
                 ) from None
-            raise EnvError(
-                f"{self.config.task.env}: {what} did not return within task.step_timeout="
-                f"{self.config.task.step_timeout:g} s"
-            ) from None
+            raise EnvError(f"{env}: {what} did not return within task.step_timeout={limit_s:g} s") from None
 
 
 class _Played:

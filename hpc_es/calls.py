@@ -1,0 +1,172 @@
+"""Which calls of environments are running, in memory that a process shares with the parent that forked it.
+
+An environment can end the process that plays it: os._exit, a crash in C code, the kernel when memory is short. Then
+nobody inside is left to say what happened; the parent reads it here (hpc_es/launch/witness.py). Invariant: noting a
+call costs a microsecond or two and never fails, since it happens around every step.
+"""
+
+import contextlib
+import math
+import mmap
+import os
+import signal
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+from hpc_es.errors import EngineError
+
+NUM_SLOTS = 512
+"""Calls at once that are noted; what goes beyond is not."""
+SLOT_BYTES = 256
+MAX_WORDS = 1000
+"""Bytes of the last words of a process."""
+MAX_NAMED = 5
+"""Calls that a message names."""
+EXIT_DIED = 5
+"""Exit code of a process that did not end by its own decision."""
+
+_END = struct.Struct("<?i")
+"""Whether the process decided to end, and its exit code."""
+_LENGTH = struct.Struct("<H")
+_SLOT = struct.Struct("<dH")
+"""Deadline by the monotonic clock, which is the same in every process of a machine (0: no call), and the length of the
+text behind it."""
+_DEADLINE = struct.Struct("<d")
+_WORDS_AT = 16
+_SLOTS_AT = 2048
+_SIZE = _SLOTS_AT + NUM_SLOTS * SLOT_BYTES
+
+
+def grace_s(limit_s: float) -> float:
+    """How long after its time limit a call is still left to the process itself."""
+    return min(limit_s, 30.0) + 1.0
+
+
+class Calls:
+    """The calls of one process, and how it ended. From any thread."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _SIZE)
+        self._free = list(range(NUM_SLOTS))  # append and pop are atomic
+        self.is_watched = False
+        """A parent reads this when the process ends."""
+
+    # --- by the process that makes the calls -------------------------------------------------------------------
+
+    def begin(self, what: str, limit_s: float = math.inf) -> int:
+        """Note a call that may take `limit_s`; the slot is for `end`."""
+        try:
+            slot = self._free.pop()
+        except IndexError:
+            return -1
+        text = what.encode(errors="replace")[: SLOT_BYTES - _SLOT.size]
+        start = _SLOTS_AT + slot * SLOT_BYTES
+        self._memory[start + _SLOT.size : start + _SLOT.size + len(text)] = text
+        _SLOT.pack_into(self._memory, start, time.monotonic() + limit_s + grace_s(limit_s), len(text))
+        return slot
+
+    def end(self, slot: int) -> None:
+        if slot >= 0:
+            self._set_deadline(slot, 0.0)
+            self._free.append(slot)
+
+    def give_up(self, slot: int) -> None:
+        """The process no longer waits for this call, which is noted until it returns, if ever."""
+        if slot >= 0 and self._deadline(slot):
+            self._set_deadline(slot, math.inf)
+
+    @contextlib.contextmanager
+    def noted(self, what: str, limit_s: float = math.inf) -> Iterator[None]:
+        slot = self.begin(what, limit_s)
+        try:
+            yield
+        finally:
+            self.end(slot)
+
+    def decide_to_end(self, code: int) -> None:
+        """Whatever ends this process from here on, it wanted to end with this code."""
+        self._memory[: _END.size] = _END.pack(True, code)
+
+    def die(self, words: str) -> NoReturn:
+        """End at once, where this process can no longer do anything else. Errors: EngineError when nobody watches."""
+        if not self.is_watched:
+            raise EngineError(words)
+        text = words.encode(errors="replace")[:MAX_WORDS]
+        record = _LENGTH.pack(len(text)) + text
+        self._memory[_WORDS_AT : _WORDS_AT + len(record)] = record
+        os._exit(EXIT_DIED)
+
+    def share(self, path: Path) -> None:
+        """Keep what follows in a file, for a parent that did not fork this process."""
+        with path.open("r+b") as file:
+            file.truncate(_SIZE)
+            self._memory = mmap.mmap(file.fileno(), _SIZE)
+        self.is_watched = True
+
+    # --- by its parent -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, path: Path) -> "Calls":
+        """What another process shares in a file."""
+        calls = cls()
+        with path.open("r+b") as file:
+            file.truncate(_SIZE)  # the process may have ended before it did so itself
+            calls._memory = mmap.mmap(file.fileno(), _SIZE)
+        return calls
+
+    @property
+    def wanted_code(self) -> int | None:
+        """With which exit code the process decided to end; None: it has not."""
+        decided, code = _END.unpack_from(self._memory)
+        return code if decided else None
+
+    @property
+    def last_words(self) -> str:
+        (length,) = _LENGTH.unpack_from(self._memory, _WORDS_AT)
+        return self._text(_WORDS_AT + _LENGTH.size, length)
+
+    def running(self) -> list[str]:
+        """What was noted and has not ended."""
+        return [self._text(start + _SLOT.size, length) for start, deadline, length in self._slots() if deadline]
+
+    def overdue(self, now: float) -> str | None:
+        """A call that the process itself should have ended by now."""
+        late = ((start, length) for start, deadline, length in self._slots() if 0 < deadline < now)
+        return next((self._text(start + _SLOT.size, length) for start, length in late), None)
+
+    def _slots(self) -> Iterator[tuple[int, float, int]]:
+        for start in range(_SLOTS_AT, _SIZE, SLOT_BYTES):
+            yield start, *_SLOT.unpack_from(self._memory, start)
+
+    def _deadline(self, slot: int) -> float:
+        deadline, _ = _SLOT.unpack_from(self._memory, _SLOTS_AT + slot * SLOT_BYTES)
+        return float(deadline)
+
+    def _set_deadline(self, slot: int, deadline: float) -> None:
+        _DEADLINE.pack_into(self._memory, _SLOTS_AT + slot * SLOT_BYTES, deadline)
+
+    def _text(self, start: int, length: int) -> str:
+        return bytes(self._memory[start : start + length]).decode(errors="replace")
+
+
+CALLS = Calls()
+"""Those of this process."""
+
+
+def cause(code: int) -> str:
+    """How a process ended that did not decide to; a negative code is the signal that killed it."""
+    if code >= 0:
+        return f"ended with code {code}"
+    hint = " (out of memory, or somebody killed it)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
+
+
+def during(calls: list[str]) -> str:
+    """Where that was."""
+    if not calls:
+        return "; no call of an environment was running"
+    more = f" and {len(calls) - MAX_NAMED} more" if len(calls) > MAX_NAMED else ""
+    return f" in a call of an environment: {'; '.join(calls[:MAX_NAMED])}{more}"
