@@ -13,7 +13,7 @@ import msgspec
 
 from hpc_es.config.schema import Config
 from hpc_es.es import subspaces
-from hpc_es.es.records import EvalId, Result
+from hpc_es.es.records import Commit, EvalId, Result
 from hpc_es.head.admission import refusal
 from hpc_es.head.cohort import Cohort, num_orphans, why_null
 from hpc_es.head.crew import Crew, Worker
@@ -34,7 +34,7 @@ from hpc_es.head.ledger import Entry, Ledger
 from hpc_es.head.plane import Plane
 from hpc_es.head.planning import Tasks, replacement
 from hpc_es.store import records as journal
-from hpc_es.transport import messages
+from hpc_es.transport import limits, messages
 from hpc_es.transport.backends import NOTHING, Offer
 from hpc_es.transport.messages import AnyMessage
 
@@ -132,10 +132,7 @@ class Core:
             case messages.Report():
                 self._report(message)
             case messages.Fetch(worker=worker, first=first, last=last):
-                commits = tuple(
-                    self.ledger.commits[v] for v in range(max(first, 1), min(last, self.ledger.version) + 1)
-                )
-                self._send(worker, messages.Records(commits))
+                self._send(worker, messages.Records(self._commits(first, last)))
             case messages.HandBack(worker=worker, eval_id=eval_id, reason=reason, holding=holding):
                 self._drop_lease(worker, eval_id, reason)
                 if holding is not None and (busy := self.crew.workers.get(worker)) is not None:
@@ -162,6 +159,17 @@ class Core:
             return
         if not isinstance(message, messages.Hello | messages.Goodbye):
             self._send(sender, messages.Unknown())
+
+    def _commits(self, first: int, last: int) -> tuple[Commit, ...]:
+        """Those of versions first..last, up to what one message holds, and one at least: who lacks more asks again."""
+        commits, num_members = list[Commit](), 0
+        for version in range(max(first, 1), min(last, self.ledger.version) + 1):
+            commit = self.ledger.commits[version]
+            num_members += len(commit.members)
+            if commits and num_members > limits.MEMBERS_PER_ANSWER:
+                break
+            commits.append(commit)
+        return tuple(commits)
 
     def _hello(self, hello: messages.Hello) -> None:
         reason = refusal(hello, self.config, base_digest=self.ledger.digests[0], config_digest=self.config_digest)

@@ -58,6 +58,7 @@ from hpc_es.place import Place
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import Hdf5Writer
 from hpc_es.store.journal import JournalWriter, read_journal
+from hpc_es.transport import limits
 from hpc_es.transport.address import resolve_host
 from hpc_es.transport.backends import NOTHING, choose_backend, own_offer
 from hpc_es.transport.collective import EpochFailed, EpochUp, HeadCollective
@@ -133,7 +134,7 @@ class Head:
             self._unwritten.append(record)
         restored = restore(self.arena, self._apply, paths, ledger)
         host = resolve_host(config.transport, local)
-        self.server = HeadServer(paths, self.journal.generation, config.run.name, host)
+        self.server = HeadServer(paths, self.journal.generation, config.run.name, host, largest=limits.to_head(config))
         transport = config.transport
         offer = NOTHING if transport.backend == "none" else own_offer()
         choose_backend(transport.backend, [offer])  # what the head itself lacks is told before anyone waits for it

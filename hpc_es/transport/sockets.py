@@ -10,6 +10,7 @@ from contextlib import suppress
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from hpc_es.transport import limits
 from hpc_es.transport.messages import Rendezvous
 from hpc_es.transport.secrets import Secrets
 
@@ -75,6 +76,7 @@ class Connection:
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, limits.TO_WORKER)  # whoever listens there may not be a head
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
         self.socket.connect(f"tcp://{to.host}:{to.port}")
 

@@ -42,10 +42,10 @@ class Pending:
         self._came.set()
 
     async def obtain(self, wanted: range) -> list[Commit]:
-        """These versions' commits, once they have all come."""
-        while any(version not in self.commits for version in wanted):
+        """These versions' commits, once they have all come: in several answers where one would be too large."""
+        while (missing := next((version for version in wanted if version not in self.commits), None)) is not None:
             self._came.clear()
-            self._fetch(wanted[0], wanted[-1])
+            self._fetch(missing, wanted[-1])
             try:
                 await asyncio.wait_for(self._came.wait(), FETCH_RETRY_S)
             except TimeoutError:
