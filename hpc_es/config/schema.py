@@ -188,7 +188,8 @@ class TransportConfig(Model):
     """How a worker that joins a run under way comes to theta: from the newest checkpoint and the journal's commits, or
     from the head's arena over the collective plane (where that does not work, from the checkpoint)."""
     host: str | None = None
-    """Address that the head publishes; default: loopback for local runs, else the address of `interface`."""
+    """Address or name of the head's machine, IPv4 or IPv6 (::1, fe80::2%ib0); default: loopback for local runs, else
+    the address of `interface`, else that of the default route."""
     interface: str | None = None
     """Network interface, as in NCCL_SOCKET_IFNAME."""
     heartbeat: Seconds = 2.0

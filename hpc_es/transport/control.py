@@ -8,6 +8,7 @@ only what was meant for it; a report is resent until it is acknowledged, and not
 import logging
 import os
 import resource
+import socket
 import threading
 import time
 from collections import deque
@@ -22,6 +23,7 @@ from hpc_es.errors import TransportError
 from hpc_es.es.records import EvalId
 from hpc_es.paths import RunPaths
 from hpc_es.transport import limits
+from hpc_es.transport.address import family, with_port
 from hpc_es.transport.door import HANDSHAKE_MS, Complaints, Door, num_waiting
 from hpc_es.transport.messages import (
     Ack,
@@ -317,7 +319,7 @@ class HeadClient:
             return
         if connection is not None:
             connection.close()
-        log.info("connecting to the head of generation %d at %s:%d", there.generation, there.host, there.port)
+        log.info("connecting to the head of generation %d at %s", there.generation, with_port(there.host, there.port))
         self.generation = there.generation
         self._connection = Connection(self._context, there, self._keys, self._identity)
 
@@ -402,8 +404,9 @@ class HeadClient:
 
 def _bind(router: "zmq.Socket[bytes]", host: str) -> int:
     """Bind a port that the system chooses, and return it."""
+    router.setsockopt(zmq.IPV6, family(host) == socket.AF_INET6)
     try:
-        router.bind(f"tcp://{host}:*")
+        router.bind(f"tcp://{with_port(host, '*')}")
     except zmq.ZMQError as error:
         raise TransportError(
             f"the head cannot listen on {host} ({error}); set transport.host or transport.interface to an address of "
