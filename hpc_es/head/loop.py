@@ -52,7 +52,7 @@ from hpc_es.head.status import Anchor, status
 from hpc_es.head.tasks import count_tasks
 from hpc_es.params import checkpoint, num_bytes, numa
 from hpc_es.params.arena import Arena
-from hpc_es.params.head_update import Apply, head_update
+from hpc_es.params.head_update import Apply, head_update, pin_arena
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.store import records as journal
@@ -124,6 +124,7 @@ class Head:
         scope = (model.path, model.include, model.exclude)
         memory = numa.spread_memory(num_bytes(*scope, optimiser))
         self.arena = Arena.from_pretrained(*scope, memory, optimiser=optimiser)
+        self._arena_memory = pin_arena(self.arena)
         self._apply = head_update(self.arena, config.head.device)
         self._refuse_another_run()
         self.journal = JournalWriter.create(paths, self._started)
@@ -172,7 +173,7 @@ class Head:
             predecessor_bytes=predecessor_bytes,
             config_json=self.config.model_dump_json(),
             base_digest=self.arena.base_digest,
-            versions={"hpc_es": __version__, "python": platform.python_version()},
+            versions={"hpc_es": __version__, "python": platform.python_version(), "arena": self._arena_memory},
             host=Place.here().node,
         )
 

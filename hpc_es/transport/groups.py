@@ -153,7 +153,8 @@ def _gloo(store: "Store", place: Place, timeout: timedelta) -> Any:
     options = ProcessGroupGloo._Options()
     # By default Gloo takes the address of this machine's name, which may be loopback or the wrong network
     here = address_for_peers(place.peer, os.environ.get("GLOO_SOCKET_IFNAME") or place.interface)
-    options._devices = [ProcessGroupGloo.create_device(hostname=here)]
+    # lazily: connected are only the pairs that exchange something, a tree; else every member to every other one
+    options._devices = [ProcessGroupGloo.create_device(hostname=here, lazy_init=True)]
     options._timeout = timeout
     return ProcessGroupGloo(store, place.rank, place.size, options)
 
