@@ -202,8 +202,8 @@ class TransportConfig(Model):
     """Limit of each step of a process group: joining, connecting, one broadcast. Then the control plane takes over."""
     gloo_max_workers: int = Field(256, ge=1)
     """Largest number of workers that get commits by a Gloo broadcast; with more of them, all get them over the control
-    plane. With 256 the head holds two open files per worker below the usual limit of 1024, and an epoch change takes
-    0.4 s; with 512 it does not, and takes 1.7 s (tools/bench/groups.py). NCCL has no such limit."""
+    plane. The head has two connections per worker, of 1024 open files where nodes have the usual limit, and a new group
+    of 256 took 0.4 s, one of 512 1.4 s (docs/network.md). NCCL has no such limit."""
     head_timeout: Seconds = 600.0
     """How long a worker waits for a head to appear or to come back."""
 

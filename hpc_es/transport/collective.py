@@ -189,7 +189,7 @@ class WorkerCollective:
         self._group: Group | None = None
 
     def join(self, call: OpenEpoch) -> None:
-        """Leave the former epoch and join this one; returns when all members are connected.
+        """Leave the former epoch and join this one; returns when all members have come.
 
         Errors: TransportError; the worker is then in no epoch.
         """

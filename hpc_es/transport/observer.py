@@ -33,13 +33,13 @@ def ask(paths: RunPaths, message: AnyMessage, timeout_s: float) -> AnyMessage:
     context = zmq.Context()
     connection = Connection(context, there, keys, f"observer-{random.token_hex(8)}".encode())
     try:
-        connection.send(encode(0, message))
         poller = zmq.Poller()
         poller.register(connection.socket, zmq.POLLIN)
         poller.register(connection.monitor, zmq.POLLIN)
         while not connection.is_refused and (remaining_s := deadline - time.monotonic()) > 0:
             poller.poll(milliseconds(remaining_s))
-            connection.watch()
+            if connection.watch():  # again after a connection that broke, for what was under way is gone
+                connection.send(encode(0, message))
             for data in connection.receive():
                 return decode(data).message
     finally:

@@ -32,8 +32,8 @@ from rows import Row, arguments, show
 from torch.distributed import ProcessGroupGloo
 
 from hpc_es.paths import RunPaths
+from hpc_es.transport import limits, sockets
 from hpc_es.transport import messages as m
-from hpc_es.transport import sockets
 from hpc_es.transport.collective import EpochEvent, EpochUp, HeadCollective, WorkerCollective, sha256
 from hpc_es.transport.control import HeadServer
 from hpc_es.transport.secrets import create_secrets, load_secrets
@@ -128,7 +128,7 @@ def tell(num_members: int, num_processes: int) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         paths = RunPaths(Path(scratch))
         create_secrets(paths)
-        server = HeadServer(paths, 1, "groups", HOST)
+        server = HeadServer(paths, 1, "groups", HOST, largest=limits.HEADROOM)  # so all may knock at once
         crowd = Crowd(num_members, num_processes, ("dealers", paths))
         try:
             present = set[bytes]()
