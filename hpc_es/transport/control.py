@@ -51,6 +51,8 @@ FAREWELL_MS, HEAD_FAREWELL_MS = 1_000, 5_000
 JOIN_S = 10.0
 LOOKOUT_S = 0.5
 """Pause between two looks for a head while there is none."""
+UNREAD = 100
+"""Messages of one worker that the head keeps while it is busy; more stay with their sender."""
 BACKLOG = 1024
 """Connections that wait to be accepted: a whole array of workers starts at once."""
 
@@ -85,6 +87,7 @@ class HeadServer:
         self._router.setsockopt(zmq.MAXMSGSIZE, largest)  # before the handshake, too
         self._router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._router.setsockopt(zmq.BACKLOG, BACKLOG)
+        self._router.setsockopt(zmq.RCVHWM, UNREAD)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         workers_key = z85.decode(keys.workers.public)
         self.door = Door(self._context, self._router, workers_key, num_waiting(largest, num_files))
