@@ -16,7 +16,7 @@ from control_peers import EVAL_ID, PATIENCE_S, Worker, hear, raw_dealer, serving
 from hpc_es.errors import TransportError
 from hpc_es.es.records import Episode, EvalId, Result
 from hpc_es.paths import RunPaths
-from hpc_es.transport import door, limits
+from hpc_es.transport import handshakes, limits
 from hpc_es.transport import messages as m
 from hpc_es.transport.secrets import create_secrets, load_secrets
 
@@ -115,8 +115,8 @@ def test_a_flood_takes_bounded_memory_and_few_lines_and_workers_join_and_report(
                 report(late, 2)
                 assert early.client.flush(PATIENCE_S)
                 assert late.client.flush(PATIENCE_S)
-            wait_until(lambda: stranger.num_open() <= door.num_waiting(MIB, 10**6))
-        most = 2 * door.WAITING_BYTES / MIB
+            wait_until(lambda: stranger.num_open() <= handshakes.max_unauthenticated(MIB, 10**6))
+        most = 2 * handshakes.UNAUTHENTICATED_BYTES / MIB
         assert peak_mib(head.pid) - before < most, "500 MiB were poured in"
         assert len(log.read_text().splitlines()) <= 2
 
@@ -129,7 +129,7 @@ def test_an_announcement_of_too_much_ends_the_connection_at_once(paths: RunPaths
 
 
 def test_a_crowd_from_one_address_pushes_out_its_own_only(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MOST_WAITING", 20)
+    monkeypatch.setattr(handshakes, "MAX_UNAUTHENTICATED", 20)
     with (
         serving(paths) as server,
         closing(Stranger(server.port, "127.0.0.2")) as few,
@@ -143,26 +143,26 @@ def test_a_crowd_from_one_address_pushes_out_its_own_only(paths: RunPaths, monke
         assert few.num_open() == 3
         assert not is_open(crowd.connections[0])
         assert is_open(crowd.connections[-1])
-        assert server.door.num_waiting == 20
+        assert server.guard.num_unauthenticated == 20
 
 
-def test_who_has_said_a_word_under_the_key_waits_at_the_door_no_more(
+def test_a_connection_with_a_message_under_the_key_is_not_counted_any_more(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door, "MOST_WAITING", 16)
+    monkeypatch.setattr(handshakes, "MAX_UNAUTHENTICATED", 16)
     keys = load_secrets(paths)
     with serving(paths) as server, closing(Stranger(server.port)) as stranger:
         with raw_dealer(server, keys) as dealer:
             dealer.send(m.encode(0, m.Fetch("w", 1, 1)))
             hear(server, m.Fetch)
-            assert server.door.num_waiting == 0
+            assert server.guard.num_unauthenticated == 0
             for _ in range(40):
                 stranger.knock(100)
             wait_until(lambda: stranger.num_open() == 16)
             dealer.send(m.encode(0, m.Fetch("w", 2, 2)))
             assert hear(server, m.Fetch) == m.Fetch("w", 2, 2)
         stranger.close()
-        wait_until(lambda: server.door.num_waiting == 0)
+        wait_until(lambda: server.guard.num_unauthenticated == 0)
 
 
 def test_a_handshake_that_does_not_go_on_is_ended(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,13 +174,13 @@ def test_a_handshake_that_does_not_go_on_is_ended(paths: RunPaths, monkeypatch: 
 
 
 def test_refusals_are_one_line_with_a_count(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    complaints = door.Complaints()
+    log_lines = handshakes.RateLimitedLog()
     for number in range(1000):
-        complaints.log("refused", f"number {number}")
-        complaints.log("dropped", f"number {number}")
+        log_lines.warning("refused", f"number {number}")
+        log_lines.warning("dropped", f"number {number}")
     assert [record.getMessage() for record in caplog.records] == ["refused: number 0", "dropped: number 0"]
-    monkeypatch.setattr(door, "QUIET_S", 0.0)
-    complaints.log("refused")
+    monkeypatch.setattr(handshakes, "LOG_INTERVAL_S", 0.0)
+    log_lines.warning("refused")
     assert caplog.records[-1].getMessage() == "refused (999 more since the last line)"
 
 
@@ -190,7 +190,7 @@ def test_refusals_are_one_line_with_a_count(caplog: pytest.LogCaptureFixture, mo
 def test_how_many_may_wait_follows_from_what_each_may_hold_and_from_the_files(
     largest: int, num_files: int, most: int
 ) -> None:
-    assert door.num_waiting(largest, num_files) == most
+    assert handshakes.max_unauthenticated(largest, num_files) == most
 
 
 # --- our own messages fit -----------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def converse(paths: RunPaths, host: str) -> None:
                 if isinstance(envelope.message, m.StatusRequest):
                     server.send(peer, m.Leave("the answer", False))
         asking.join(PATIENCE_S)
-        assert server.door.num_waiting == 0
+        assert server.guard.num_unauthenticated == 0
     assert answers == [m.Leave("the answer", False)]
 
 

@@ -47,7 +47,7 @@ class Plane:
         self._num_epochs = self._num_transfers = 0
         self._nccl_failures = 0
         self._told = ""
-        self._is_crowded = False
+        self._exceeds_gloo = False
 
     def start(self) -> None:
         """An event says where the head has no way to send theta, though it is asked to."""
@@ -78,7 +78,7 @@ class Plane:
         if not members or (self.epoch is not None and self.epoch.workers == names):
             return []
         backend = self._choose(members)
-        if backend == "none" or self._too_many(len(members), backend):
+        if backend == "none" or self._too_many_for_gloo(len(members), backend):
             self.epoch = None
             return []
         self._num_epochs += 1
@@ -113,17 +113,17 @@ class Plane:
         able = (worker for worker in self.crew.workers.values() if worker.offer.backend != "none")
         return sorted(able, key=lambda worker: worker.name)
 
-    def _too_many(self, num_members: int, backend: Backend) -> bool:
+    def _too_many_for_gloo(self, num_members: int, backend: Backend) -> bool:
         """Whether commits go over the control plane for the number of workers; an event says when that changes."""
         most = self.config.gloo_max_workers
-        is_crowded = backend == "gloo" and num_members > most
-        if is_crowded and not self._is_crowded:
+        exceeds_gloo = backend == "gloo" and num_members > most
+        if exceeds_gloo and not self._exceeds_gloo:
             what = f"commits go over the control plane: {num_members} workers are too many for a Gloo group"
             self._note("info", what, f"transport.gloo_max_workers={most}")
-        elif self._is_crowded and not is_crowded:
+        elif self._exceeds_gloo and not exceeds_gloo:
             self._note("info", f"commits go by broadcast again: {num_members} workers are few enough for a group", "")
-        self._is_crowded = is_crowded
-        return is_crowded
+        self._exceeds_gloo = exceeds_gloo
+        return exceeds_gloo
 
     def _choose(self, members: list[Worker]) -> Backend:
         """Of a group of the head and these. Where NCCL cannot be had, an event says why, once."""

@@ -24,7 +24,7 @@ from hpc_es.es.records import EvalId
 from hpc_es.paths import RunPaths
 from hpc_es.transport import limits
 from hpc_es.transport.address import family, with_port
-from hpc_es.transport.door import HANDSHAKE_MS, Complaints, Door, num_waiting
+from hpc_es.transport.handshakes import HANDSHAKE_MS, HandshakeGuard, RateLimitedLog, max_unauthenticated
 from hpc_es.transport.messages import (
     Ack,
     AnyMessage,
@@ -73,7 +73,7 @@ class HeadServer:
         keys = load_secrets(paths)
         self.generation = generation
         self.num_undecodable = 0
-        self._complaints = Complaints()
+        self._rare_log = RateLimitedLog()
         self._wake = Wake()
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
@@ -90,7 +90,7 @@ class HeadServer:
         self._router.setsockopt(zmq.RCVHWM, UNREAD)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         workers_key = z85.decode(keys.workers.public)
-        self.door = Door(self._context, self._router, workers_key, num_waiting(largest, num_files))
+        self.guard = HandshakeGuard(self._context, self._router, workers_key, max_unauthenticated(largest, num_files))
         self._poller = zmq.Poller()
         for source in (self._router, self._wake):
             self._poller.register(source, zmq.POLLIN)
@@ -147,7 +147,7 @@ class HeadServer:
 
     def close(self) -> None:
         """Send what was handed over, for five seconds at most."""
-        self.door.close()
+        self.guard.close()
         self._router.close(HEAD_FAREWELL_MS)
         self._context.term()
         self._wake.close()
@@ -166,11 +166,11 @@ class HeadServer:
         return received
 
     def _receive(self) -> list[bytes]:
-        """The next message, which lets the connection that it came over in. Errors: zmq.Again."""
-        if not self.door.num_waiting:
+        """The next message; the connection that it came over has shown the key. Errors: zmq.Again."""
+        if not self.guard.num_unauthenticated:
             return self._router.recv_multipart(zmq.NOBLOCK)
         frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)  # only these say where they came from
-        self.door.let_in(frames[-1].get(zmq.SRCFD))
+        self.guard.mark_authenticated(frames[-1].get(zmq.SRCFD))
         return [frame.bytes for frame in frames]
 
     def _understand(self, frames: list[bytes]) -> Envelope | None:
@@ -178,7 +178,7 @@ class HeadServer:
             envelope = decode(b"".join(frames))
         except TransportError as error:
             self.num_undecodable += 1
-            self._complaints.log("a message was dropped", error)
+            self._rare_log.warning("a message was dropped", error)
             return None
         meant_for_us = envelope.generation in (0, self.generation) or isinstance(envelope.message, Hello)
         return envelope if meant_for_us else None
@@ -228,7 +228,7 @@ class HeadClient:
         self._make_hello, self._make_heartbeat = make_hello, make_heartbeat
         self._on_message, self._on_lost = on_message, on_lost
         self._largest = largest
-        self._complaints = Complaints()
+        self._rare_log = RateLimitedLog()
         self._outbox: deque[AnyMessage] = deque()
         self._pending: dict[EvalId, _Pending] = {}
         self._changed = threading.Condition()  # guards _pending
@@ -349,7 +349,7 @@ class HeadClient:
         try:
             envelope = decode(data)
         except TransportError as error:
-            self._complaints.log("a message of the head was dropped", error)
+            self._rare_log.warning("a message of the head was dropped", error)
             return
         if envelope.generation < self.generation:
             return

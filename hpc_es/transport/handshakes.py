@@ -1,9 +1,10 @@
-"""The head's door: who is let in, and how much memory those take who have not shown a key yet.
+"""Handshakes at the head: who is admitted, and how much memory connections may take before they have shown a key.
 
-A thread of its own answers every handshake (ZAP) and counts the connections that have said nothing under the workers'
-key. Invariant: of those there are at most `most`; beyond that the oldest one from the address with the most of them is
-cut off, so a crowd from one machine pushes out its own and not the workers of another. With libzmq's limit on the size
-of a message this bounds the memory, and with its limit on the time of a handshake nobody stays at the door for long.
+A thread of its own answers libzmq's questions about keys (ZAP) and counts the connections over which no message under
+the workers' key has come yet. Invariant: of those there are at most `maximum`; beyond that the oldest one from the
+address with the most of them is closed, so a flood from one machine closes its own connections and not those of other
+machines. libzmq's limit on the size of a message times `maximum` bounds the memory, and its limit on the time of a
+handshake frees it.
 """
 
 import logging
@@ -25,34 +26,34 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_MS = 10_000
 """libzmq closes a connection that has not shown a key by then. A CURVE handshake takes milliseconds."""
-WAITING_BYTES = 2**26
-"""What all connections at the door may hold together, in messages that are not complete."""
-MOST_WAITING, LEAST_WAITING = 1024, 16
-"""Bounds of how many connections may be at the door, whatever the size of a message: a thousand workers start at once;
-and with few places a crowd would keep everybody out."""
-QUIET_S = 60.0
-"""Between two lines in the log about the same thing that peers do, however often they do it."""
+UNAUTHENTICATED_BYTES = 2**26
+"""Bytes of incomplete messages that all connections without a key may hold together."""
+MAX_UNAUTHENTICATED, MIN_UNAUTHENTICATED = 1024, 16
+"""Bounds of the number of connections without a key, whatever the size of a message: a thousand workers may start at
+once, and with very few places a flood would keep everybody out."""
+LOG_INTERVAL_S = 60.0
+"""Between two warnings of one kind."""
 _JOIN_S = 5.0
 
 Peer = tuple[str, int]
 """Address and port."""
 
 
-def num_waiting(largest_message: int, num_files: int) -> int:
-    """How many connections may be at the door, by what each may hold and by the files that this process may open."""
-    return max(LEAST_WAITING, min(MOST_WAITING, WAITING_BYTES // largest_message, num_files // 4))
+def max_unauthenticated(largest_message: int, num_files: int) -> int:
+    """Connections without a key that a head allows, by what each may hold and by the files that it may open."""
+    return max(MIN_UNAUTHENTICATED, min(MAX_UNAUTHENTICATED, UNAUTHENTICATED_BYTES // largest_message, num_files // 4))
 
 
-class Complaints:
-    """Log lines about what peers do, who could otherwise fill the disk: one of a kind in QUIET_S, with a count."""
+class RateLimitedLog:
+    """Warnings about what peers do, who could otherwise fill the disk: one of a kind a minute, with a count."""
 
     def __init__(self) -> None:
         self._logged: dict[str, float] = {}
         self._left_out: defaultdict[str, int] = defaultdict(int)
 
-    def log(self, kind: str, detail: object = "") -> None:
+    def warning(self, kind: str, detail: object = "") -> None:
         now = time.monotonic()
-        if now - self._logged.get(kind, -QUIET_S) < QUIET_S:
+        if now - self._logged.get(kind, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
             self._left_out[kind] += 1
             return
         self._logged[kind] = now
@@ -60,30 +61,30 @@ class Complaints:
         log.warning("%s%s%s", kind, f": {detail}" if detail else "", f" ({more} more since the last line)" * bool(more))
 
 
-class Door:
-    """Of one ROUTER, which must not be bound yet. `close` before the router is closed."""
+class HandshakeGuard:
+    """Guards one ROUTER, which must not be bound yet. Call `close` before the router is closed."""
 
-    def __init__(self, context: "zmq.Context[Any]", router: "zmq.Socket[bytes]", workers_key: bytes, most: int):
-        self.most = most
+    def __init__(self, context: "zmq.Context[Any]", router: "zmq.Socket[bytes]", workers_key: bytes, maximum: int):
+        self.maximum = maximum
         self._router, self._workers_key = router, workers_key
-        self._complaints = Complaints()
-        self._waiting: dict[int, Peer] = {}  # by file descriptor, oldest first
-        self._crowds: Counter[str] = Counter()  # how many of them by address
+        self._rare_log = RateLimitedLog()
+        self._unauthenticated: dict[int, Peer] = {}  # by file descriptor, oldest first
+        self._by_address: Counter[str] = Counter()  # how many of them by address
         self._lock = threading.Lock()  # guards both
         # libzmq asks here, in this context, about every handshake
         self._zap = context.socket(zmq.REP)
         self._zap.bind("inproc://zeromq.zap.01")
         self._monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._wake = Wake()
-        self._thread = threading.Thread(target=self._run, name="head-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="head-handshakes", daemon=True)
         self._thread.start()
 
     @property
-    def num_waiting(self) -> int:
-        """How many are at the door."""
-        return len(self._waiting)
+    def num_unauthenticated(self) -> int:
+        """Connections that have shown no key yet."""
+        return len(self._unauthenticated)
 
-    def let_in(self, descriptor: int) -> None:
+    def mark_authenticated(self, descriptor: int) -> None:
         """A message under the workers' key has come over this connection. From any thread."""
         with self._lock:
             self._forget(descriptor)
@@ -113,7 +114,7 @@ class Door:
         version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
         known = mechanism == b"CURVE" and credentials == [self._workers_key]
         if not known:
-            self._complaints.log("a connection without the workers' key was refused")
+            self._rare_log.warning("a connection without the workers' key was refused")
         self._zap.send_multipart([version, request, b"200" if known else b"400", b"", b"", b""])
 
     def _watch(self) -> None:
@@ -122,26 +123,26 @@ class Door:
         with self._lock:
             self._forget(descriptor)  # closed, and its number perhaps in use again
             if event == zmq.EVENT_ACCEPTED and (peer := _peer(descriptor)) is not None:
-                self._waiting[descriptor] = peer
-                self._crowds[peer[0]] += 1
-            if len(self._waiting) > self.most:
-                self._cut_one()
+                self._unauthenticated[descriptor] = peer
+                self._by_address[peer[0]] += 1
+            if len(self._unauthenticated) > self.maximum:
+                self._drop_oldest()
 
-    def _cut_one(self) -> None:
-        ((address, count),) = self._crowds.most_common(1)
-        oldest = next(descriptor for descriptor, peer in self._waiting.items() if peer[0] == address)
-        _cut(oldest, self._waiting[oldest])
+    def _drop_oldest(self) -> None:
+        ((address, count),) = self._by_address.most_common(1)
+        oldest = next(descriptor for descriptor, peer in self._unauthenticated.items() if peer[0] == address)
+        _shut_down(oldest, self._unauthenticated[oldest])
         self._forget(oldest)
-        self._complaints.log(
-            f"more than {self.most} connections have shown no key, so the oldest is cut off",
+        self._rare_log.warning(
+            f"more than {self.maximum} connections have shown no key, so the oldest is closed",
             f"{count} of them come from {address}",
         )
 
     def _forget(self, descriptor: int) -> None:
-        if (peer := self._waiting.pop(descriptor, None)) is not None:
-            self._crowds[peer[0]] -= 1
-            if not self._crowds[peer[0]]:
-                del self._crowds[peer[0]]
+        if (peer := self._unauthenticated.pop(descriptor, None)) is not None:
+            self._by_address[peer[0]] -= 1
+            if not self._by_address[peer[0]]:
+                del self._by_address[peer[0]]
 
 
 @contextmanager
@@ -165,7 +166,7 @@ def _peer(descriptor: int) -> Peer | None:
     return None
 
 
-def _cut(descriptor: int, peer: Peer) -> None:
+def _shut_down(descriptor: int, peer: Peer) -> None:
     """End a connection behind libzmq's back, which finds it ended and closes it."""
     with suppress(OSError), _copy(descriptor) as connection:
         if connection.getpeername()[:2] == peer:
