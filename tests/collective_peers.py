@@ -82,9 +82,9 @@ class Worker:
 class Head:
     """A HeadCollective and the events that it sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = HOST) -> None:
         self.events: SimpleQueue[EpochEvent] = SimpleQueue()
-        self.collective = HeadCollective(HOST, TIMEOUT_S, self.events.put)
+        self.collective = HeadCollective(host, TIMEOUT_S, self.events.put)
 
     def next_event(self, timeout_s: float = 3 * TIMEOUT_S) -> EpochEvent:
         return self.events.get(timeout=timeout_s)

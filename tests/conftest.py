@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,19 @@ def shared_data() -> Path:
             pytest.fail(message)
         pytest.skip(message)
     return data
+
+
+@pytest.fixture(scope="session")
+def ipv6_loopback() -> str:
+    """::1, on a machine that has it."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError as error:
+        message = f"this machine has no IPv6 loopback address: {error}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return "::1"
 
 
 @pytest.fixture

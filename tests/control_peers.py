@@ -27,8 +27,8 @@ HELLO = m.Hello("w", "0", "node1", 4, 2**63, {"torch": "2"}, holding=EVAL_ID, co
 
 
 @contextmanager
-def serving(paths: RunPaths, generation: int = 1) -> Iterator[HeadServer]:
-    server = HeadServer(paths, generation, "run", HOST)
+def serving(paths: RunPaths, generation: int = 1, host: str = HOST) -> Iterator[HeadServer]:
+    server = HeadServer(paths, generation, "run", host)
     try:
         yield server
     finally:

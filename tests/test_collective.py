@@ -68,6 +68,15 @@ def test_two_epochs_in_sequence_broadcast_equal_bytes(head: Head, workers: list[
         head.next_event(timeout_s=0.1)
 
 
+def test_groups_meet_and_broadcast_on_ipv6(workers: list[Worker], ipv6_loopback: str) -> None:
+    head, members = Head(ipv6_loopback), workers[:2]
+    try:
+        head.bring_up(1, members)
+        assert head.broadcast(1, RECORD, members) == [RECORD, RECORD]
+    finally:
+        head.collective.close()
+
+
 def test_a_worker_that_never_joins_ends_the_epoch_in_time_and_nothing_waits(head: Head, workers: list[Worker]) -> None:
     with pulse() as longest_pause:
         began = time.monotonic()

@@ -152,6 +152,24 @@ def test_an_observer_gets_its_answer(paths: RunPaths) -> None:
     assert answers == [TO_WORKER[-1]]
 
 
+def test_an_observer_whose_connection_breaks_asks_again(paths: RunPaths) -> None:
+    answers: list[Any] = []
+    with serving(paths) as server, forwarding(server) as forwarder:
+        here = msgspec.structs.replace(m.read_rendezvous(paths.rendezvous), port=forwarder.port)
+        paths.rendezvous.write_bytes(msgspec.json.encode(here))
+        asking = threading.Thread(target=lambda: answers.append(ask(paths, m.StatusRequest(), PATIENCE_S)))
+        asking.start()
+        hear(server, m.StatusRequest)
+        forwarder.cut()
+        wait_until(lambda: forwarder.num_turned_away)
+        forwarder.mend()
+        ((peer, envelope),) = server.receive(PATIENCE_S)
+        assert envelope.message == m.StatusRequest()
+        server.send(peer, TO_WORKER[-1])
+        asking.join(PATIENCE_S)
+    assert answers == [TO_WORKER[-1]]
+
+
 # --- who is heard ---------------------------------------------------------------------------------------------
 
 

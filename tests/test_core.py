@@ -35,6 +35,15 @@ def test_a_run_makes_its_updates_and_evaluates_theta_0_and_the_final_theta():
     assert stage.exit.finished
 
 
+@pytest.mark.parametrize(("most", "answered"), [(100, [1, 2, 3]), (9, [1, 2]), (1, [1])])
+def test_an_answer_to_fetch_holds_what_one_message_may(monkeypatch, most, answered):
+    stage = undisturbed()
+    monkeypatch.setattr("hpc_es.transport.limits.MEMBERS_PER_ANSWER", most)
+    core = stage.core
+    assert [commit.version for commit in core._commits(0, 10**9)] == answered
+    assert core._commits(3, 1) == ()
+
+
 def test_evaluations_are_repeated_with_seeds_of_their_own_the_same_at_every_version():
     stage = undisturbed(eval={"repeats": 3})
     planned = [a for record in records_of(stage, journal.Planned) for a in record.assignments if a.kind == "eval"]

@@ -131,6 +131,52 @@ def test_a_gpu_that_cannot_be_used_leaves_the_head_its_cores(
         head_update(arena, "cuda")
 
 
+@pytest.fixture
+def cudart(monkeypatch: pytest.MonkeyPatch) -> "Cudart":
+    """A driver and a device, as far as pinning needs them."""
+    torch, cudart = pytest.importorskip("torch"), Cudart()
+    monkeypatch.setattr(head_updates.ctypes, "CDLL", lambda name: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: None)
+    return cudart
+
+
+def test_the_heads_arena_is_pinned_where_cuda_is_present_whatever_updates_it(
+    arena: Arena, cudart: "Cudart", caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    address = arena.memory.ctypes.data
+    assert head_updates.pin_arena(arena) == "pinned"
+    assert head_update(arena, "cpu") == arena.apply
+    assert cudart.registered == {address: arena.memory.nbytes}
+    assert "arena is in pinned host memory" in caplog.text
+
+
+def test_a_refusal_to_pin_the_heads_arena_is_told(arena: Arena, cudart: "Cudart") -> None:
+    cudart.code = 2
+    assert head_updates.pin_arena(arena) == "pageable: CUDA refused to pin it"
+
+
+def test_a_device_that_cannot_be_had_leaves_the_arena_as_it_is(
+    arena: Arena, cudart: "Cudart", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy() -> None:
+        raise RuntimeError("all CUDA-capable devices are busy or unavailable")
+
+    monkeypatch.setattr("torch.cuda.cudart", busy)
+    assert head_updates.pin_arena(arena).startswith("pageable: CUDA cannot be used here (all CUDA-capable")
+
+
+def test_a_head_without_cuda_says_why_its_arena_is_not_pinned(
+    arena: Arena, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(head_updates, "_no_cuda", lambda: "torch sees no CUDA device")
+    assert head_updates.pin_arena(arena) == "pageable: torch sees no CUDA device"
+    assert "pageable host memory: torch sees no CUDA device" in caplog.text
+
+
 # --- pinned memory ----------------------------------------------------------------------------------------------------
 
 

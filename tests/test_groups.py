@@ -4,6 +4,7 @@ import gc
 import os
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,22 @@ def test_an_error_of_torch_leaves_nothing_alive_that_it_had_hold_of() -> None:
         assert kept[0]() is None
     finally:
         gc.enable()
+
+
+def test_gloo_connects_a_tree_and_not_everybody_to_everybody() -> None:
+    """Each member of a mesh has a connection to every other one, made anew at every change of membership."""
+    size, before = 12, len(os.listdir("/proc/self/fd"))
+    store = distributed.HashStore()
+    with ThreadPoolExecutor(size) as pool:
+        made = list(
+            pool.map(lambda rank: groups.Group("gloo", store, Place(rank, size, "127.0.0.1"), 10.0), range(size))
+        )
+        received = pool.map(lambda group: group.broadcast(b"a record", 8), made)
+        assert list(received) == [b"a record"] * size
+        added = len(os.listdir("/proc/self/fd")) - before
+        list(pool.map(lambda group: group.abandon(), made))
+    listening = 4 * size
+    assert added <= listening + 2 * (size - 1) + 5
 
 
 def test_gloo_listens_at_the_interface_that_the_run_names_where_there_is_one() -> None:

@@ -22,7 +22,7 @@ BROADCAST = {"join": "broadcast", "backend": "auto"}
 class Theatre:
     """A plane, its crew and the events that it left."""
 
-    def __init__(self, offer: Offer = Offer("gloo"), **settings: str) -> None:  # noqa: B008
+    def __init__(self, offer: Offer = Offer("gloo"), **settings: str | int) -> None:  # noqa: B008
         self.crew, self.events = Crew(), list[str]()
         config = TransportConfig.model_validate({**BROADCAST, **settings})
         self.plane = Plane(config, self.crew, offer, lambda level, what, detail: self.events.append(f"{what} {detail}"))
@@ -79,6 +79,45 @@ def test_the_epoch_changes_once_per_commit_and_only_with_its_members() -> None:
     (opened,) = theatre.plane.change_epoch()
     assert isinstance(opened, OpenGroup)
     assert opened.workers == ("b",)
+
+
+def test_too_many_workers_for_a_gloo_group_get_commits_over_the_control_plane_until_they_are_fewer() -> None:
+    theatre = Theatre(gloo_max_workers=2)
+    for name in "ab":
+        theatre.join(name)
+    assert kinds(theatre.plane.change_epoch()) == [OpenGroup]
+    theatre.plane.group_up(1)
+    for name in "cd":
+        theatre.join(name)
+        assert theatre.plane.change_epoch() == []
+        told = theatre.plane.announce(Commit(5, 0.1, ()))
+        assert kinds(told) == [Send] * len(theatre.crew.workers)
+        assert all(isinstance(send, Send) and send.message.record is not None for send in told)  # type: ignore[union-attr]
+    theatre.crew.leave("a")
+    theatre.crew.leave("b")
+    assert kinds(theatre.plane.change_epoch()) == [OpenGroup]
+    assert theatre.events == [
+        "commits go over the control plane: 3 workers are too many for a Gloo group transport.gloo_max_workers=2",
+        "commits go by broadcast again: 2 workers are few enough for a group ",
+    ]
+
+
+def test_the_size_of_nccl_groups_has_no_such_limit() -> None:
+    theatre = Theatre(Offer("nccl", "GPU-h"), gloo_max_workers=1)
+    for name in "ab":
+        theatre.join(name, Offer("nccl", f"GPU-{name}"))
+    (opened,) = theatre.plane.change_epoch()
+    assert isinstance(opened, OpenGroup)
+    assert (opened.backend, opened.workers, theatre.events) == ("nccl", ("a", "b"), [])
+
+
+def test_a_transfer_takes_as_many_joiners_as_a_gloo_group_may_have() -> None:
+    theatre = Theatre(gloo_max_workers=2)
+    for name in "abc":
+        theatre.join(name)
+    assert theatre.plane.open_transfer(4, 99) == [Transfer(1, ("a", "b"), "gloo", 4, 99)]
+    theatre.plane.end_transfer(("a", "b"), 10, 0.1, "")
+    assert theatre.plane.open_transfer(4, 99) == [Transfer(2, ("c",), "gloo", 4, 99)]
 
 
 # --- transfers -------------------------------------------------------------------------------------------------

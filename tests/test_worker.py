@@ -45,6 +45,7 @@ class Head:
     """Answers Fetch at once, and keeps what the worker says."""
 
     def __init__(self, worker: Worker, versions: int, deaf: int = 0) -> None:
+        self.per_answer: int | None = None
         self.worker, self.versions, self.deaf = worker, versions, deaf
         self.heard: list[messages.AnyMessage] = []
 
@@ -54,7 +55,7 @@ class Head:
             if self.deaf:
                 self.deaf -= 1
                 return
-            wanted = range(message.first, min(message.last, self.versions) + 1)
+            wanted = range(message.first, min(message.last, self.versions) + 1)[: self.per_answer]
             self.worker.pending.keep(tuple(commit(version) for version in wanted))
 
 
@@ -95,6 +96,15 @@ def test_missing_commits_are_fetched_and_applied_in_one_pass(tmp_path):
     go(worker, 4)
     assert engine.done == ["update to 4"]
     assert isinstance(head.heard[0], messages.Fetch)
+
+
+def test_commits_that_come_in_several_answers_are_asked_for_from_the_first_that_is_missing(tmp_path):
+    worker, engine, head = make_worker(tmp_path)
+    head.per_answer = 2
+    go(worker, 5)
+    assert engine.done == ["update to 5"]
+    asked = [(fetch.first, fetch.last) for fetch in head.heard if isinstance(fetch, messages.Fetch)]
+    assert asked == [(1, 5), (3, 5), (5, 5)]
 
 
 def test_a_fetch_that_is_lost_is_repeated(tmp_path, monkeypatch):

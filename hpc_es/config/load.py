@@ -7,8 +7,10 @@ so.
 """
 
 import hashlib
+import ipaddress
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,11 +204,21 @@ def _override(text: str) -> Tree:
         )
     if len(parts) > yaml12.MAX_DEPTH:
         raise ConfigError(f"override {key[:100]}...: {len(parts)} parts are too many for a key")
-    tree = _relabel(yaml12.parse(value, f"override {key}"), "override")
+    tree = _relabel(yaml12.parse(_quoted_address(value), f"override {key}"), "override")
     for part in reversed(parts):
         tree = {part: tree}
     assert isinstance(tree, dict), "there is at least one part"
     return tree
+
+
+def _quoted_address(value: str) -> str:
+    """`[::1]` as the text that it is, where YAML would see a list, or nothing that it knows."""
+    found = re.fullmatch(r"\[(.*:.*)\]", value.strip())
+    try:
+        ipaddress.IPv6Address(found[1] if found else "")
+    except ValueError:
+        return value
+    return f"'{value.strip()}'"
 
 
 def _relabel(tree: Tree | Given, origin: str) -> Tree | Given:

@@ -190,7 +190,8 @@ class TransportConfig(Model):
     """How a worker that joins a run under way comes to theta: from the newest checkpoint and the journal's commits, or
     from the head's arena over the collective plane (where that does not work, from the checkpoint)."""
     host: str | None = None
-    """Address that the head publishes; default: loopback for local runs, else the address of `interface`."""
+    """Address or name of the head's machine, IPv4 or IPv6 (::1, fe80::2%ib0); default: loopback for local runs, else
+    the address of `interface`, else that of the default route."""
     interface: str | None = None
     """Network interface, as in NCCL_SOCKET_IFNAME."""
     heartbeat: Seconds = 2.0
@@ -201,6 +202,10 @@ class TransportConfig(Model):
     """The longest that one evaluation may take before it is given to another worker."""
     collective_timeout: Seconds = 10.0
     """Limit of each step of a process group: joining, connecting, one broadcast. Then the control plane takes over."""
+    gloo_max_workers: int = Field(256, ge=1)
+    """Largest number of workers that get commits by a Gloo broadcast; with more of them, all get them over the control
+    plane. The head has two connections per worker, of 1024 open files where nodes have the usual limit, and a new group
+    of 256 took 0.4 s, one of 512 1.4 s (docs/network.md). NCCL has no such limit."""
     head_timeout: Seconds = 600.0
     """How long a worker waits for a head to appear or to come back."""
 

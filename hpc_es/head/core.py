@@ -46,7 +46,7 @@ from hpc_es.head.plane import Plane
 from hpc_es.head.planning import Tasks, replacement
 from hpc_es.quoting import MAX_MESSAGE, quote
 from hpc_es.store import records as journal
-from hpc_es.transport import messages
+from hpc_es.transport import limits, messages
 from hpc_es.transport.backends import NOTHING, Offer
 from hpc_es.transport.messages import AnyMessage
 
@@ -55,8 +55,6 @@ MAX_REBUILDS = 3
 NULLS_TO_WARN = 5
 SUMMARY_S = 60.0
 """Between two events that say how many others were left out."""
-MAX_COMMIT_MEMBERS = 65_536
-"""Members of all commits in one answer to Fetch: a few megabytes."""
 STRANGERS = "workers that are not connected"
 DRAINED = "drained on request"
 
@@ -262,15 +260,15 @@ class Core:
                 self.stopping = self.stopping or reason
 
     def _commits(self, first: int, last: int) -> tuple[Commit, ...]:
-        """Of these versions, as many as make a message of bounded size; one at least, where there is one."""
-        chosen, num_members = list[Commit](), 0
+        """Those of versions first..last, up to what one message holds, and one at least: who lacks more asks again."""
+        commits, num_members = list[Commit](), 0
         for version in range(max(first, 1), min(last, self.ledger.version) + 1):
             commit = self.ledger.commits[version]
             num_members += len(commit.members)
-            if chosen and num_members > MAX_COMMIT_MEMBERS:
+            if commits and num_members > limits.MEMBERS_PER_ANSWER:
                 break
-            chosen.append(commit)
-        return tuple(chosen)
+            commits.append(commit)
+        return tuple(commits)
 
     def _hello(self, hello: messages.Hello) -> None:
         reason = refusal(hello, self.config, base_digest=self.ledger.digests[0], config_digest=self.config_digest)

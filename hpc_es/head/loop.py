@@ -53,7 +53,7 @@ from hpc_es.head.status import Anchor, status
 from hpc_es.head.tasks import count_tasks
 from hpc_es.params import checkpoint, num_bytes, numa
 from hpc_es.params.arena import Arena
-from hpc_es.params.head_update import Apply, head_update
+from hpc_es.params.head_update import Apply, head_update, pin_arena
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.quoting import quote_error
@@ -61,6 +61,7 @@ from hpc_es.store import records as journal
 from hpc_es.store.clock import Clock
 from hpc_es.store.hdf5 import Hdf5Writer
 from hpc_es.store.journal import JournalWriter, read_journal
+from hpc_es.transport import limits
 from hpc_es.transport.address import resolve_host
 from hpc_es.transport.backends import NOTHING, choose_backend, own_offer
 from hpc_es.transport.collective import EpochFailed, EpochUp, HeadCollective
@@ -131,6 +132,7 @@ class Head:
         scope = (model.path, model.include, model.exclude)
         memory = numa.spread_memory(num_bytes(*scope, optimiser))
         self.arena = Arena.from_pretrained(*scope, memory, optimiser=optimiser)
+        self._arena_memory = pin_arena(self.arena)
         self._apply = head_update(self.arena, config.head.device)
         self._refuse_another_run()
         self.journal = JournalWriter.create(paths, self._started)
@@ -141,7 +143,7 @@ class Head:
             self._unwritten.append(record)
         restored = restore(self.arena, self._apply, paths, ledger)
         host = resolve_host(config.transport, local)
-        self.server = HeadServer(paths, self.journal.generation, config.run.name, host)
+        self.server = HeadServer(paths, self.journal.generation, config.run.name, host, largest=limits.to_head(config))
         transport = config.transport
         offer = NOTHING if transport.backend == "none" else own_offer()
         choose_backend(transport.backend, [offer])  # what the head itself lacks is told before anyone waits for it
@@ -180,7 +182,7 @@ class Head:
             predecessor_bytes=predecessor_bytes,
             config_json=self.config.model_dump_json(),
             base_digest=self.arena.base_digest,
-            versions={"hpc_es": __version__, "python": platform.python_version()},
+            versions={"hpc_es": __version__, "python": platform.python_version(), "arena": self._arena_memory},
             host=Place.here().node,
         )
 

@@ -1,7 +1,8 @@
 """What the core decides about the collective plane: how a commit is announced, who forms an epoch, who is sent theta.
 
 Pure, like the core. Invariants: at most one epoch change per commit, joins and losses batched; a commit is announced
-to every worker, with the record to those who are in no epoch; one transfer at a time, of theta as the arena has it when
+to every worker, with the record to those who are in no epoch, which is everybody where a Gloo group would be too large;
+one transfer at a time, of theta as the arena has it when
 its thread comes to it, and only to workers that hold nothing and have missed more than they would soon catch up with.
 """
 
@@ -46,6 +47,7 @@ class Plane:
         self._num_epochs = self._num_transfers = 0
         self._nccl_failures = 0
         self._told = ""
+        self._exceeds_gloo = False
 
     def start(self) -> None:
         """An event says where the head has no way to send theta, though it is asked to."""
@@ -76,7 +78,8 @@ class Plane:
         if not members or (self.epoch is not None and self.epoch.workers == names):
             return []
         backend = self._choose(members)
-        if backend == "none":
+        if backend == "none" or self._too_many_for_gloo(len(members), backend):
+            self.epoch = None
             return []
         self._num_epochs += 1
         self.epoch = Epoch(self._num_epochs, names, backend)
@@ -114,6 +117,18 @@ class Plane:
         able = (worker for worker in self.crew.workers.values() if worker.offer.backend != "none")
         return sorted(able, key=lambda worker: worker.name)
 
+    def _too_many_for_gloo(self, num_members: int, backend: Backend) -> bool:
+        """Whether commits go over the control plane for the number of workers; an event says when that changes."""
+        most = self.config.gloo_max_workers
+        exceeds_gloo = backend == "gloo" and num_members > most
+        if exceeds_gloo and not self._exceeds_gloo:
+            what = f"commits go over the control plane: {num_members} workers are too many for a Gloo group"
+            self._note("info", what, f"transport.gloo_max_workers={most}")
+        elif self._exceeds_gloo and not exceeds_gloo:
+            self._note("info", f"commits go by broadcast again: {num_members} workers are few enough for a group", "")
+        self._exceeds_gloo = exceeds_gloo
+        return exceeds_gloo
+
     def _choose(self, members: list[Worker]) -> Backend:
         """Of a group of the head and these. Where NCCL cannot be had, an event says why, once."""
         choice = choose_backend(self.config.backend, [self.offer, *(worker.offer for worker in members)])
@@ -139,9 +154,12 @@ class Plane:
         waiting = [worker for worker in self._able_to_meet() if worker.state == "joining"]
         if not waiting or self.transfer is not None:
             return []
+        backend = self._choose(waiting)
+        if backend == "gloo":  # the others have the next transfer
+            waiting = waiting[: self.config.gloo_max_workers]
         self._num_transfers += 1
         names = tuple(worker.name for worker in waiting)
-        self.transfer = Transfer(self._num_transfers, names, self._choose(waiting), version, digest)
+        self.transfer = Transfer(self._num_transfers, names, backend, version, digest)
         return [self.transfer]
 
     def call(self, calls: dict[str, messages.OpenTransfer]) -> list[Instruction]:

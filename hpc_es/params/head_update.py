@@ -1,4 +1,4 @@
-"""What advances the head's theta: a GPU that the arena streams through, or all cores.
+"""What advances the head's theta: a GPU that the arena streams through, or all cores; and whether its memory is pinned.
 
 Invariant: both leave the same bits. A GPU is tried out before theta is entrusted to it; if it fails later, the head
 stops, for its arena may then be half an update, and a start from checkpoint and journal rebuilds the whole. The head
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def head_update(arena: Arena, device: Literal["auto", "cpu", "cuda"]) -> Apply:
-    """How commits are applied to the head's arena, which is pinned where a GPU does it.
+    """How commits are applied to the head's arena (see `pin_arena`).
 
     Errors: ConfigError when head.device is `cuda` and there is no GPU that can.
     """
@@ -49,14 +49,27 @@ def head_update(arena: Arena, device: Literal["auto", "cpu", "cuda"]) -> Apply:
         return arena.apply
 
 
+def pin_arena(arena: Arena) -> str:
+    """Pin the head's arena where CUDA is present, whatever updates it: theta is also sent from it to joining workers.
+    Only CUDA can pin for a GPU, so a node without one keeps plain memory. "pinned", or "pageable" with the reason.
+    """
+    why = _no_cuda()
+    if not why:
+        from hpc_es.params.pinned import pin
+
+        try:
+            why = "" if pin(arena.memory, arena) else "CUDA refused to pin it"
+        except RuntimeError as error:  # the driver is there, and the device is not to be had
+            why = f"CUDA cannot be used here ({error})"
+    log.info("theta's arena is in %s host memory%s", *(("pageable", f": {why}") if why else ("pinned", "")))
+    return f"pageable: {why}" if why else "pinned"
+
+
 def on_device(arena: Arena, device: "torch.device", **options: Any) -> Apply:
     """Stream the arena through a device; options as in Streamed. Errors: whatever comes where the device cannot."""
-    from hpc_es.params.pinned import pin
     from hpc_es.params.streamed import Streamed
 
     _try_out(device)
-    if device.type == "cuda":
-        pin(arena.memory, arena)
     streamed = Streamed(arena, device, **options)
 
     def apply(commits: Sequence[Commit]) -> UpdateReport:
@@ -76,14 +89,24 @@ def on_device(arena: Arena, device: "torch.device", **options: Any) -> Apply:
 
 
 def _obstacle() -> str:
-    """Why this process has no GPU to use, empty if it has one; cheap where there is no driver."""
+    """Why this process has no GPU to update theta with, empty if it has one."""
+    if why := _no_cuda():
+        return why
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        return f"{error.name} is not installed"
+    return ""
+
+
+def _no_cuda() -> str:
+    """Why this process cannot use CUDA, empty if it can; cheap where there is no driver."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
         return "there is no NVIDIA driver here (libcuda.so.1)"
     try:
         import torch
-        import triton  # noqa: F401
     except ImportError as error:
         return f"{error.name} is not installed"
     return "" if torch.cuda.is_available() else "torch sees no CUDA device"

@@ -28,7 +28,7 @@ class Started(Record, frozen=True):
     config_json: str
     base_digest: int
     versions: dict[str, str]
-    """Software versions that could change bits or speed."""
+    """Of software that could change bits or speed; `arena`: whether the head's is pinned, and if not, why."""
     host: str
     predecessor: int = 0
     """Generation of the segment that `predecessor_bytes` is about, filled in by the journal; 0: there is none.

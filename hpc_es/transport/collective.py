@@ -7,7 +7,6 @@ so receivers check the hash that the control plane announced.
 """
 
 import hashlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from hpc_es.errors import TransportError
+from hpc_es.transport.address import listen
 from hpc_es.transport.backends import Backend
 from hpc_es.transport.groups import ROOT, Group, Place, import_distributed, open_store
 from hpc_es.transport.messages import OpenEpoch
@@ -66,7 +66,7 @@ class HeadCollective:
         distributed = import_distributed()
         try:
             # A socket of our own, because the store by itself would listen on every interface
-            listener = socket.create_server((host, 0))
+            listener = listen(host)
             self._port: int = listener.getsockname()[1]
             self._store = distributed.TCPStore(
                 host,
@@ -189,7 +189,7 @@ class WorkerCollective:
         self._group: Group | None = None
 
     def join(self, call: OpenEpoch) -> None:
-        """Leave the former epoch and join this one; returns when all members are connected.
+        """Leave the former epoch and join this one; returns when all members have come.
 
         Errors: TransportError; the worker is then in no epoch.
         """

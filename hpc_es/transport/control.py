@@ -7,6 +7,8 @@ only what was meant for it; a report is resent until it is acknowledged, and not
 
 import logging
 import os
+import resource
+import socket
 import threading
 import time
 from collections import deque
@@ -20,6 +22,9 @@ from zmq.utils import z85
 from hpc_es.errors import TransportError
 from hpc_es.es.records import EvalId
 from hpc_es.paths import RunPaths
+from hpc_es.transport import limits
+from hpc_es.transport.address import family, with_port
+from hpc_es.transport.handshakes import HANDSHAKE_MS, HandshakeGuard, RateLimitedLog, max_unauthenticated
 from hpc_es.transport.messages import (
     Ack,
     AnyMessage,
@@ -47,6 +52,10 @@ FAREWELL_MS, HEAD_FAREWELL_MS = 1_000, 5_000
 JOIN_S = 10.0
 LOOKOUT_S = 0.5
 """Pause between two looks for a head while there is none."""
+UNREAD = 100
+"""Messages of one worker that the head keeps while it is busy; more stay with their sender."""
+BACKLOG = 1024
+"""Connections that wait to be accepted: a whole array of workers starts at once."""
 
 
 class HeadServer:
@@ -56,20 +65,18 @@ class HeadServer:
     A peer is the identity that a worker chose: its incarnation, in UTF-8.
     """
 
-    def __init__(self, paths: RunPaths, generation: int, run_id: str, host: str):
+    def __init__(self, paths: RunPaths, generation: int, run_id: str, host: str, *, largest: int = limits.TO_HEAD):
         """Bind a free port on `host` (see `resolve_host`) and publish rendezvous.json.
 
+        `largest`: bytes of a message to the head (see `limits.to_head`).
         Errors: TransportError (keys, address), Superseded when a newer head has published.
         """
         keys = load_secrets(paths)
         self.generation = generation
         self.num_undecodable = 0
-        self._workers_key = z85.decode(keys.workers.public)
+        self._rare_log = RateLimitedLog()
         self._wake = Wake()
         self._context = zmq.Context()
-        # libzmq asks here, in this context, about every handshake
-        self._zap = self._context.socket(zmq.REP)
-        self._zap.bind("inproc://zeromq.zap.01")
         self._router = self._context.socket(zmq.ROUTER)
         self._router.curve_server = True
         self._router.curve_secretkey = keys.head.secret.encode()
@@ -78,8 +85,15 @@ class HeadServer:
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects takes its identity with it
         self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
+        self._router.setsockopt(zmq.MAXMSGSIZE, largest)  # before the handshake, too
+        self._router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        self._router.setsockopt(zmq.BACKLOG, BACKLOG)
+        self._router.setsockopt(zmq.RCVHWM, UNREAD)
+        num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        workers_key = z85.decode(keys.workers.public)
+        self.guard = HandshakeGuard(self._context, self._router, workers_key, max_unauthenticated(largest, num_files))
         self._poller = zmq.Poller()
-        for source in (self._zap, self._router, self._wake):
+        for source in (self._router, self._wake):
             self._poller.register(source, zmq.POLLIN)
         try:
             self.host, self.port = host, _bind(self._router, host)
@@ -95,8 +109,6 @@ class HeadServer:
         while True:
             remaining_s = max(0.0, deadline - time.monotonic())
             ready = dict(self._poller.poll(milliseconds(remaining_s)))
-            if self._zap in ready:
-                self._admit()
             received = self._drain() if self._router in ready else []
             if received or not remaining_s:
                 return received
@@ -105,19 +117,23 @@ class HeadServer:
                 return received
 
     def send(self, peer: bytes, message: AnyMessage) -> None:
-        self._transmit(peer, [encode(self.generation, message)])
+        """Errors: TransportError when it is larger than what a worker takes."""
+        self._transmit(peer, [self._encode(message)])
 
     def send_all(self, letters: Mapping[str, Sequence[AnyMessage]]) -> None:
         """What each peer is told, in one piece: that costs both ends less than one message after the other.
 
-        A message that several peers are sent is encoded once.
+        A message that several peers are sent is encoded once. Errors: as in `send`.
         """
         encoded: dict[int, bytes] = {}
         for peer, messages in letters.items():
             for message in messages:
                 if id(message) not in encoded:
-                    encoded[id(message)] = encode(self.generation, message)
+                    encoded[id(message)] = self._encode(message)
             self._transmit(peer.encode(), [encoded[id(message)] for message in messages])
+
+    def _encode(self, message: AnyMessage) -> bytes:
+        return limits.check(encode(self.generation, message), limits.TO_WORKER, message)
 
     def _transmit(self, peer: bytes, frames: list[bytes]) -> None:
         """To the peer, every frame is a message of its own."""
@@ -132,23 +148,16 @@ class HeadServer:
 
     def close(self) -> None:
         """Send what was handed over, for five seconds at most."""
+        self.guard.close()
         self._router.close(HEAD_FAREWELL_MS)
-        self._zap.close(0)
         self._context.term()
         self._wake.close()
-
-    def _admit(self) -> None:
-        version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
-        known = mechanism == b"CURVE" and credentials == [self._workers_key]
-        if not known:
-            log.warning("a connection without the workers' key was refused")
-        self._zap.send_multipart([version, request, b"200" if known else b"400", b"", b"", b""])
 
     def _drain(self) -> list[tuple[bytes, Envelope]]:
         received = []
         with suppress(zmq.Again):
             for _ in range(MAX_BATCH):
-                peer, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+                peer, *frames = self._receive()
                 envelope = self._understand(peer, frames)
                 if envelope is None:
                     continue
@@ -157,12 +166,20 @@ class HeadServer:
                 received.append((peer, envelope))
         return received
 
+    def _receive(self) -> list[bytes]:
+        """The next message; the connection that it came over has shown the key. Errors: zmq.Again."""
+        if not self.guard.num_unauthenticated:
+            return self._router.recv_multipart(zmq.NOBLOCK)
+        frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)  # only these say where they came from
+        self.guard.mark_authenticated(frames[-1].get(zmq.SRCFD))
+        return [frame.bytes for frame in frames]
+
     def _understand(self, peer: bytes, frames: list[bytes]) -> Envelope | None:
         try:
             envelope = decode(b"".join(frames))
         except TransportError as error:
             self.num_undecodable += 1
-            log.warning("a message was dropped: %s", error)
+            self._rare_log.warning("a message was dropped", error)
             # Or its sender would send it again for ever: it is another program than this head's.
             self.send(peer, Refused(f"{error}; install the same hpc_es everywhere"))
             return None
@@ -198,8 +215,10 @@ class HeadClient:
         make_heartbeat: Callable[[], Heartbeat],
         on_message: Callable[[AnyMessage], None],
         on_lost: Callable[[TransportError], None],
+        largest: int = limits.TO_HEAD,
     ):
-        """`on_lost` is called once, when no head was heard for `head_timeout_s` or it refused our key.
+        """`on_lost` is called once, when no head was heard for `head_timeout_s` or it refused our key. `largest`: bytes
+        of a message that the head takes.
 
         Errors: TransportError (keys).
         """
@@ -211,6 +230,8 @@ class HeadClient:
         self._heartbeat_s, self._head_timeout_s = heartbeat_s, head_timeout_s
         self._make_hello, self._make_heartbeat = make_hello, make_heartbeat
         self._on_message, self._on_lost = on_message, on_lost
+        self._largest = largest
+        self._rare_log = RateLimitedLog()
         self._outbox: deque[AnyMessage] = deque()
         self._pending: dict[EvalId, _Pending] = {}
         self._changed = threading.Condition()  # guards _pending
@@ -224,7 +245,8 @@ class HeadClient:
         self._thread.start()
 
     def send(self, message: AnyMessage) -> None:
-        """From any thread; never blocks."""
+        """From any thread; never blocks. Errors: TransportError when it is larger than what the head takes."""
+        limits.check(encode(self.generation, message), self._largest, message)
         if isinstance(message, Report):
             now = time.monotonic()
             pending = _Pending(message, now - message.started_age, now - message.finished_age)
@@ -303,7 +325,7 @@ class HeadClient:
             return
         if connection is not None:
             connection.close()
-        log.info("connecting to the head of generation %d at %s:%d", there.generation, there.host, there.port)
+        log.info("connecting to the head of generation %d at %s", there.generation, with_port(there.host, there.port))
         self.generation = there.generation
         self._connection = Connection(self._context, there, self._keys, self._identity)
 
@@ -330,7 +352,7 @@ class HeadClient:
         try:
             envelope = decode(data)
         except TransportError as error:
-            log.warning("a message of the head was dropped: %s", error)
+            self._rare_log.warning("a message of the head was dropped", error)
             return
         if envelope.generation < self.generation:
             return
@@ -388,8 +410,9 @@ class HeadClient:
 
 def _bind(router: "zmq.Socket[bytes]", host: str) -> int:
     """Bind a port that the system chooses, and return it."""
+    router.setsockopt(zmq.IPV6, family(host) == socket.AF_INET6)
     try:
-        router.bind(f"tcp://{host}:*")
+        router.bind(f"tcp://{with_port(host, '*')}")
     except zmq.ZMQError as error:
         raise TransportError(
             f"the head cannot listen on {host} ({error}); set transport.host or transport.interface to an address of "

@@ -172,7 +172,7 @@ class Announce(Message, frozen=True):
 
 
 class Records(Message, frozen=True):
-    """Answer to Fetch."""
+    """Answer to Fetch: the first of what was asked for, and all of it where that is not too large for one message."""
 
     commits: tuple[Commit, ...]
 

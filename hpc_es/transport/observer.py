@@ -26,9 +26,9 @@ def ask(paths: RunPaths, message: AnyMessage, timeout_s: float) -> AnyMessage:
     there = _live_head(paths)
     deadline = time.monotonic() + timeout_s
     with _connected(paths, there, f"observer-{random.token_hex(8)}") as connection:
-        connection.send(encode(0, message))
         while not connection.is_refused and (remaining_s := deadline - time.monotonic()) > 0:
-            _wait(connection, remaining_s)
+            if _wait(connection, remaining_s):  # again after a connection that broke, for what was under way is gone
+                connection.send(encode(0, message))
             for data in connection.receive():
                 return decode(data).message
         trouble = connection.trouble
@@ -78,10 +78,10 @@ def _connected(paths: RunPaths, there: Rendezvous, identity: str, linger_ms: int
         context.term()
 
 
-def _wait(connection: Connection, timeout_s: float) -> None:
-    """Until something happens on the connection."""
+def _wait(connection: Connection, timeout_s: float) -> bool:
+    """Until something happens on the connection. Whether it has become ready, for the first time or again."""
     poller = zmq.Poller()
     poller.register(connection.socket, zmq.POLLIN)
     poller.register(connection.monitor, zmq.POLLIN)
     poller.poll(milliseconds(timeout_s))
-    connection.watch()
+    return connection.watch()

@@ -10,6 +10,8 @@ from contextlib import suppress
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from hpc_es.transport import limits
+from hpc_es.transport.address import family, with_port
 from hpc_es.transport.messages import Rendezvous
 from hpc_es.transport.secrets import Secrets
 
@@ -66,7 +68,8 @@ class Connection:
         """ZeroMQ has given this connection up; try another one."""
         self.is_refused = False
         """The head does not know our key; another connection would fare no better."""
-        self.trouble = f"nothing listens at {to.host}:{to.port}"
+        there = with_port(to.host, to.port)
+        self.trouble = f"nothing listens at {there}"
         self.socket = context.socket(zmq.DEALER)
         self.socket.identity = identity
         self.socket.curve_publickey = secrets.workers.public.encode()
@@ -75,8 +78,10 @@ class Connection:
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, limits.TO_WORKER)  # whoever listens there may not be a head
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
-        self.socket.connect(f"tcp://{to.host}:{to.port}")
+        self.socket.setsockopt(zmq.IPV6, family(to.host) == socket.AF_INET6)
+        self.socket.connect(f"tcp://{there}")
 
     def watch(self) -> bool:
         """Take in what happened to the connection. True when it has just become ready (again)."""

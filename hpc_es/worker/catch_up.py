@@ -42,10 +42,10 @@ class Pending:
         self._came.set()
 
     async def obtain(self, wanted: range) -> list[Commit]:
-        """These versions' commits, once they have all come."""
-        while (first := next((version for version in wanted if version not in self.commits), None)) is not None:
+        """These versions' commits, once they have all come: in several answers where one would be too large."""
+        while (missing := next((version for version in wanted if version not in self.commits), None)) is not None:
             self._came.clear()
-            self._fetch(first, wanted[-1])  # the answer has a bounded size, and may end before the last
+            self._fetch(missing, wanted[-1])
             try:
                 await asyncio.wait_for(self._came.wait(), FETCH_RETRY_S)
             except TimeoutError:

@@ -29,7 +29,7 @@ from hpc_es.params import check_memory
 from hpc_es.params.catch_up import full_work
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
-from hpc_es.transport import messages
+from hpc_es.transport import limits, messages
 from hpc_es.transport.backends import NOTHING, own_offer
 from hpc_es.transport.collective import WorkerCollective, sha256
 from hpc_es.transport.control import HeadClient
@@ -172,6 +172,7 @@ class Worker:
             make_heartbeat=lambda: messages.Heartbeat(self.name),
             on_message=deliver,
             on_lost=deliver,
+            largest=limits.to_head(self.config),
         )
         try:
             while True:

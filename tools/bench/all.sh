@@ -40,6 +40,7 @@ if [[ ${1:-} == --quick ]]; then
     bench commit --updates 3 --members 16 --workers 20 --parameters 1024
     bench join --mib 8
     bench wire --commits 3
+    bench groups --members 4 --mesh 4 --processes 2
     bench store --updates 10 --rounds 5
 else
     bench noise --layers 30
@@ -48,6 +49,7 @@ else
     bench commit --updates 20 --members 30
     bench join
     bench wire
+    bench groups
     bench store
 fi
 python tools/bench/markdown.py <"$lines/json"

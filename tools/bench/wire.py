@@ -271,7 +271,7 @@ def tcp_counts() -> tuple[int, int, int]:
         except OSError:  # closed meanwhile
             continue
         with copy:
-            if copy.family == socket.AF_INET and copy.type == socket.SOCK_STREAM:
+            if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
                 info = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144)
                 acked, took, out, into = struct.unpack_from("<QQII", info, 120)
                 received, sent, segments = received + took, sent + acked, segments + out + into

@@ -31,6 +31,7 @@ def main() -> None:
 def equal(findings: Findings, folder: Path, kind: Any) -> None:
     mine, theirs = (Arena.from_pretrained(folder, exclude=["*.norm.*"], optimiser=kind) for _ in range(2))
     if findings.on_gpu:
+        head_update.pin_arena(mine)
         apply = head_update.head_update(mine, "cuda")
         findings.check(f"optimiser {kind}: the arena is pinned", torch.from_numpy(mine.memory).is_pinned())
     else:
