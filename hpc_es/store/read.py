@@ -7,15 +7,17 @@ while the run goes on, two tables may show two moments of it.
 import json
 import time
 import warnings
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_es.errors import ConfigError, JournalDamaged, StoreError
 from hpc_es.paths import RunPaths
-from hpc_es.store.journal import journal_end, read_journal, warn_python
+from hpc_es.store.journal import fold_journal, journal_end, newest_start, warn_python
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.protocol import protocol_of
+from hpc_es.store.records import AnyRecord
 from hpc_es.store.rows import Changes, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
@@ -116,21 +118,29 @@ class Run:
         return attrs
 
     def _refuse_when_behind(self, attrs: dict[str, Any]) -> None:
+        """Errors: _Unusable when the journal has what run.h5 does not have, or run.h5 is of another run."""
         if self._paths is None:
             return
         here = int(attrs["generation"]), int(attrs["journal_bytes"])
-        generation, newest = self._paths.segments()[-1]
-        if here == (generation, newest.stat().st_size):
-            return
+        segments = self._paths.segments()
         try:
-            end = journal_end(self._paths.root)
+            started = newest_start(self._paths)
+            end = None
+            if not segments or here != (segments[-1][0], segments[-1][1].stat().st_size):
+                end = journal_end(self._paths.root)
         except JournalDamaged as error:
             warnings.warn(f"{error}; the tables are from {self._hdf5.name}", stacklevel=4)
             return
-        if end is None or here > (end.generation, end.num_bytes):
-            raise _Unusable(f"{self._hdf5} is ahead of the journal, which has lost its end (restore it from a copy)")
-        if here < (end.generation, end.num_bytes):
+        if started is not None and started.generation == here[0] and started.run_id != attrs["run_id"]:
+            raise _Unusable(f"{self._hdf5} is of the run {attrs['run_id']!r}, the journal of {started.run_id!r}")
+        if end is not None and here < (end.generation, end.num_bytes):
             raise _Unusable(f"{self._hdf5} is behind the journal")
+        if started is None or (end is not None and here > (end.generation, end.num_bytes)):
+            warnings.warn(
+                f"{self._hdf5} is ahead of the journal, which has lost its end (restore it from a copy); the tables "
+                f"are from {self._hdf5.name}",
+                stacklevel=4,
+            )
 
     def _turn_to_journal(self, reason: str) -> dict[str, Any]:
         if self._paths is None:
@@ -181,11 +191,29 @@ class _Unusable(Exception):
     """This run.h5 cannot be used, and why."""
 
 
+@dataclass(frozen=True)
+class Hdf5End:
+    """How far a run.h5 is: which head of which run wrote it, and how many bytes of that head's segment it has."""
+
+    run_id: str
+    generation: int
+    num_bytes: int
+
+
+def hdf5_end(path: Path) -> Hdf5End | None:
+    """None when the file cannot be used. Errors: StoreError when it is of a newer schema."""
+    try:
+        attrs = _read_attrs(path, wait=False)
+        return Hdf5End(str(attrs["run_id"]), int(attrs["generation"]), int(attrs["journal_bytes"]))
+    except (_Unusable, KeyError, ValueError, TypeError):
+        return None
+
+
 # --- from run.h5 ------------------------------------------------------------------------------------------------
 
 
-def _read_attrs(path: Path) -> dict[str, Any]:
-    """Attributes of a complete file. Waits for a flush that is under way. Errors: _Unusable, StoreError."""
+def _read_attrs(path: Path, *, wait: bool = True) -> dict[str, Any]:
+    """Attributes of a complete file. `wait`: for a flush that is under way. Errors: _Unusable, StoreError."""
     import h5py
 
     deadline = time.monotonic() + _FLUSH_SECONDS
@@ -205,7 +233,7 @@ def _read_attrs(path: Path) -> dict[str, Any]:
             if attrs.get("complete"):
                 return {name: value.item() if hasattr(value, "item") else value for name, value in attrs.items()}
             reason = f"{path} was left in the middle of a write"
-        if time.monotonic() > deadline or not _is_fresh(path):
+        if not wait or time.monotonic() > deadline or not _is_fresh(path):
             raise _Unusable(reason)
         time.sleep(0.02)
 
@@ -256,10 +284,13 @@ def _read_column(group: Any, column: Column) -> "np.ndarray[Any, Any]":
 
 def _fold_journal(paths: RunPaths) -> tuple[dict[str, Columns], dict[str, Any]]:
     projection, tables = Projection(), _empty_tables()
-    for record in read_journal(paths.root):
+
+    def add(record: AnyRecord) -> None:
         projection.add(record)
         if projection.num_cells > _SPILL_CELLS:
             _apply(tables, projection.take())
+
+    fold_journal(paths.root, add)
     started, end = projection.started, journal_end(paths.root)
     if started is None or end is None:
         raise StoreError(f"{paths.root} has a journal without any record: the run has not begun")

@@ -57,7 +57,7 @@ COLUMNS = ("results/s", "per CPU-s", "goal", "head CPU", "clients", "arena", "fs
 WIDTH = 10
 
 _HEADER_BYTES, _FRAME = 8, struct.Struct("<4sII")
-"""Of a journal: see hpc_es/store/journal.py."""
+"""Of a journal: see hpc_es/store/frames.py."""
 
 
 def main() -> None:
