@@ -273,7 +273,7 @@ def test_damaged_checkpoints_and_those_newer_than_the_journal_are_problems(confi
     arena.apply(commits[3:5])
     checkpoint.write(paths, arena)
     (paths.checkpoint(3) / checkpoint.THETA).write_bytes(b"")
-    with pytest.raises(JournalDamaged, match=r"ends at version 3, but there is .*v00000005: its end is lost. Restore"):
+    with pytest.raises(JournalDamaged, match=r"at version 3, but there is .*v00000005: its end is lost. Restore"):
         verify(paths.root)
     shutil.rmtree(paths.checkpoint(5))
     (damaged,) = verify(paths.root).problems

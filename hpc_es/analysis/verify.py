@@ -20,7 +20,9 @@ from hpc_es.head.ledger import Ledger
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
+from hpc_es.store.frames import END_MARK_BYTES
 from hpc_es.store.journal import read_file, read_journal
+from hpc_es.store.read import hdf5_end
 
 COMMITS_PER_PASS = 32
 """Versions applied in one pass over theta; every one of them gets its digest."""
@@ -349,8 +351,11 @@ def _check_config(paths: RunPaths, history: History) -> list[str]:
 def _check_later_evals(paths: RunPaths, history: History, versions: list[VersionLine]) -> list[str]:
     """Every evaluation that was made afterwards is of this run, and saw the theta that its version names."""
     digests = {line.version: line.digest for line in versions}
+    merged = end.later_evals if (end := hdf5_end(paths.hdf5)) else {}
     problems = []
     for path in paths.later_evals():
+        if path.stat().st_size < merged.get(path.stem, 0) - END_MARK_BYTES:
+            problems.append(f"{path} had {merged[path.stem]} bytes when {paths.hdf5} was written: its end is lost")
         try:
             for record in read_file(path):
                 if isinstance(record, journal.Started) and record.base_digest != history.base_digest:

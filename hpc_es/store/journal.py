@@ -229,16 +229,22 @@ def file_frames(path: Path) -> Frames:
 def write_file(path: Path, records: Iterable[AnyRecord]) -> None:
     """A journal that stands alone, complete or absent. The first record must be Started. Errors: StoreError."""
     every = list(records)
-    if not every or not isinstance(every[0], Started):
+    write_frames(path, [every[:1], every[1:]])
+
+
+def write_frames(path: Path, frames: Iterable[list[AnyRecord]]) -> None:
+    """The same, of the records of every frame."""
+    first, *others = frames
+    if not first or not isinstance(first[0], Started):
         raise StoreError(f"{path}: the first record of a journal is Started")
-    data, chain = frame(every[:1])
-    if every[1:]:
-        more, chain = frame(every[1:], chain)
+    data, chain = b"", Chain()
+    for records in [first, *filter(None, others), []]:
+        more, chain = frame(records, chain)
         data += more
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("xb") as file:
-            file.write(FILE_HEADER + data + frame([], chain)[0])
+            file.write(FILE_HEADER + data)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
@@ -344,11 +350,10 @@ def _read_frames(paths: RunPaths, warn: Warn) -> Iterator[tuple[Path, int, list[
             witnesses.listen(records)
             yield segment.path, offset, records
         segment.check_seal(frames)
-        witnesses.check_segment(segment.started, frames)
-        if segment is chain[-1]:
-            witnesses.check_end(frames)
-            if not live:
-                tell_end(frames, warn)
+        is_newest = segment is chain[-1]
+        witnesses.check_segment(segment.started, frames, is_newest=is_newest)
+        if is_newest and not live:
+            tell_end(frames, warn)
     for path in unborn:
         if not is_being_written(path):
             warn(f"{path} has no first record: its head was killed before it began, or the file has lost its content")
@@ -415,11 +420,14 @@ def _take_generation(paths: RunPaths, newest: int) -> tuple[int, int]:
     for generation in range(newest + 1, MAX_GENERATION + 1):
         path = paths.segment(generation)
         try:
-            return generation, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except FileExistsError:
             continue  # another head was faster; it will find that this one is newer
         except OSError as error:
             raise os_error("create", path, error) from error
+        if not paths.segment(generation + 1).exists():
+            return generation, file
+        os.close(file)  # something else has the next number, by which this head would believe itself replaced
     raise StoreError(f"{paths.root} has no free journal segment: {MAX_GENERATION} is the last one")
 
 

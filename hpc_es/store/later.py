@@ -20,10 +20,10 @@ from hpc_es.store.journal import (
     file_frames,
     lock,
     os_error,
-    read_file,
     tell_end,
     warn_python,
     write_file,
+    write_frames,
 )
 from hpc_es.store.records import AnyRecord, Started
 
@@ -94,7 +94,7 @@ def _open(path: Path, started: Started) -> int:
         file = _open_locked(path)
         try:
             if file_frames(path).version < FORMAT_VERSION:
-                write_file(path, list(read_file(path)))  # under its name is another file now
+                write_frames(path, [records for _, records in file_frames(path)])  # under its name is another file now
                 os.close(file)
                 file = _open_locked(path)
         except BaseException:

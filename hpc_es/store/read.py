@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_es.errors import ConfigError, JournalDamaged, StoreError
 from hpc_es.paths import RunPaths
+from hpc_es.store.frames import END_MARK_BYTES
 from hpc_es.store.journal import fold_journal, journal_end, newest_start, warn_python
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.protocol import protocol_of
@@ -175,7 +176,19 @@ class Run:
         merged = json.loads(self.attrs["later_evals"])
         if isinstance(merged, list):  # by an hpc_es that wrote such journals whole
             return {path.stem: path for path in self._paths.later_evals() if path.stem not in merged}
-        return {path.stem: path for path in self._paths.later_evals() if merged.get(path.stem) != path.stat().st_size}
+        return {path.stem: path for path in self._paths.later_evals() if self._has_changed(path, merged.get(path.stem))}
+
+    def _has_changed(self, path: Path, merged_bytes: int | None) -> bool:
+        """Since run.h5 was written, when the journal of a later evaluation had so many bytes."""
+        size = path.stat().st_size
+        if merged_bytes is None or size >= merged_bytes - END_MARK_BYTES:  # a writer that resumes takes the mark away
+            return size != merged_bytes
+        warnings.warn(
+            f"{path} had {merged_bytes} bytes when {self._hdf5.name} was written and has lost its end (restore it from "
+            f"a copy); its rows are from {self._hdf5.name}",
+            stacklevel=4,
+        )
+        return False
 
     @cached_property
     def _later_evals(self) -> dict[str, Columns]:
@@ -198,13 +211,17 @@ class Hdf5End:
     run_id: str
     generation: int
     num_bytes: int
+    later_evals: dict[str, int]
+    """Bytes of the journals of later evaluations, by name."""
 
 
 def hdf5_end(path: Path) -> Hdf5End | None:
     """None when the file cannot be used. Errors: StoreError when it is of a newer schema."""
     try:
         attrs = _read_attrs(path, wait=False)
-        return Hdf5End(str(attrs["run_id"]), int(attrs["generation"]), int(attrs["journal_bytes"]))
+        merged = json.loads(attrs["later_evals"])
+        later = merged if isinstance(merged, dict) else {}  # a list by the first hpc_es that had such journals
+        return Hdf5End(str(attrs["run_id"]), int(attrs["generation"]), int(attrs["journal_bytes"]), later)
     except (_Unusable, KeyError, ValueError, TypeError):
         return None
 

@@ -64,13 +64,13 @@ class Witnesses:
         if newest is None:
             self._refuse_leftovers()
             return
-        for head in self.heads:
-            if head.generation > newest.generation:
-                missing = self.paths.segment(head.generation)
-                raise JournalDamaged(
-                    f"{missing} is missing or empty (offset 0), but {head.path.name} was written by its head: "
-                    + self._remedy(f"segment {newest.generation}", [head.path])
-                )
+        newer = [head for head in self.heads if head.generation > newest.generation]
+        if newer:
+            missing, written = self.paths.segment(max(head.generation for head in newer)), [head.path for head in newer]
+            raise JournalDamaged(
+                f"{missing} is missing or empty (offset 0), but its head wrote {_names(written)}: "
+                + self._remedy(f"segment {newest.generation}", written)
+            )
 
     def _refuse_leftovers(self) -> None:
         paths = self.paths
@@ -92,11 +92,10 @@ class Witnesses:
             elif isinstance(record, Started):
                 self._base_digest = self._digests[0] = record.base_digest
 
-    def check_segment(self, started: Started, frames: Frames) -> None:
-        """Errors: JournalDamaged when a segment is shorter than its head left it, or is not of its head."""
-        for head in self.heads:
-            if head.generation != started.generation:
-                continue
+    def check_segment(self, started: Started, frames: Frames, *, is_newest: bool) -> None:
+        """After a segment was heard. Errors: JournalDamaged when it is not that of its head, or when its end is lost."""
+        heads = [head for head in self.heads if head.generation == started.generation]
+        for head in heads:
             if head.run_id != started.run_id:
                 raise damaged(
                     frames.path,
@@ -104,17 +103,16 @@ class Witnesses:
                     f"it is of the run {started.run_id!r}, but {head.path.name} of the same generation is of "
                     f"{head.run_id!r}: one of them is from another run",
                 )
-            if head.num_bytes > frames.end:
-                what = f"the journal ends here, but {head.path.name} was written when it had {head.num_bytes} bytes"
-                raise self._lost(frames, what, [head.path])
-
-    def check_end(self, frames: Frames) -> None:
-        """After everything was heard. Errors: JournalDamaged when a version is missing at the end."""
-        newer = [witness for witness in self.versions if self._is_newer(witness)]
-        if newer:
-            what = f"the journal ends at version {self._last}, but there is {_names([w.path for w in newer])}"
-            heads = [head.path for head in self.heads if head.path == self.paths.hdf5]
-            raise self._lost(frames, what, [*(witness.path for witness in newer), *heads])
+        further = [head for head in heads if head.num_bytes > frames.end]
+        newer = [version for version in self.versions if self._is_newer(version)] if is_newest else []
+        if further or newer:
+            known = [f"{head.path.name}, written when it had {head.num_bytes} bytes" for head in further]
+            known += [str(version.path.relative_to(self.paths.root)) for version in newer]
+            raise JournalDamaged(
+                f"{frames.path} is damaged at offset {frames.end}: it ends here, at version {self._last}, but there is "
+                f"{', '.join(known)}: "
+                + self._remedy(f"version {self._last}", [witness.path for witness in (*further, *newer)])
+            )
 
     def _is_newer(self, witness: _Version) -> bool:
         if witness.base_digest not in (None, self._base_digest):
@@ -124,11 +122,6 @@ class Witnesses:
         # A checkpoint is only written once the digest of its version is durable. One with the digest of another version
         # was relabelled, and says nothing about the end.
         return witness.version not in self._digests and witness.digest not in self._digests.values()
-
-    def _lost(self, frames: Frames, what: str, remove: list[Path]) -> JournalDamaged:
-        return JournalDamaged(
-            f"{frames.path} is damaged at offset {frames.end}: {what}: " + self._remedy(f"version {self._last}", remove)
-        )
 
     @staticmethod
     def _remedy(where: str, remove: list[Path]) -> str:
