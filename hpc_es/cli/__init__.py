@@ -333,7 +333,7 @@ def _slurm_jobs(paths: RunPaths) -> "list[tuple[Role, JobStatus]]":
 
 def _status_at_rest(paths: RunPaths) -> "Status":
     """How far a run came that no head is working on, by its journal. Errors: StoreError."""
-    from hpc_es.config import load
+    from hpc_es.config import load, refuse_another
     from hpc_es.head.ledger import Ledger
     from hpc_es.store.journal import fold_journal, newest_start
     from hpc_es.transport.messages import Status
@@ -342,6 +342,8 @@ def _status_at_rest(paths: RunPaths) -> "Status":
     ledger = Ledger()
     fold_journal(paths.root, ledger.apply)
     start = newest_start(paths)
+    if start is not None:
+        refuse_another(start.config_json, config, paths.config)
     eval_version = max(ledger.eval_fitness, default=None)
     return Status(
         run_id=start.run_id if start else config.run.name,

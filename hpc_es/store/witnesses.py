@@ -93,7 +93,7 @@ class Witnesses:
                 self._base_digest = self._digests[0] = record.base_digest
 
     def check_segment(self, started: Started, frames: Frames, *, is_newest: bool) -> None:
-        """After a segment was heard. Errors: JournalDamaged when it is not that of its head, or when its end is lost."""
+        """After a segment was heard. Errors: JournalDamaged when it is not of its head, or its end is lost."""
         heads = [head for head in self.heads if head.generation == started.generation]
         for head in heads:
             if head.run_id != started.run_id:
@@ -111,7 +111,7 @@ class Witnesses:
             raise JournalDamaged(
                 f"{frames.path} is damaged at offset {frames.end}: it ends here, at version {self._last}, but there is "
                 f"{', '.join(known)}: "
-                + self._remedy(f"version {self._last}", [witness.path for witness in (*further, *newer)])
+                + self._remedy(f"version {self._last}", [*(head.path for head in further), *(v.path for v in newer)])
             )
 
     def _is_newer(self, witness: _Version) -> bool:
