@@ -20,7 +20,7 @@ from hpc_es.head.ledger import Ledger
 from hpc_es.paths import RunPaths
 from hpc_es.store.frames import END_MARK_BYTES, Frames
 from hpc_es.store.journal import JournalWriter, fold_journal, is_being_written, read_file, read_journal, write_file
-from hpc_es.store.records import AnyRecord, Committed, Digested, Leased, Planned
+from hpc_es.store.records import AnyRecord, Committed, Digested, Leased, Planned, Started
 
 TEXTS = ("a", "bb" * 20, "c", "d" * 300, "e")
 HEADER = 8
