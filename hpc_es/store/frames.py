@@ -59,8 +59,9 @@ def frame(records: Sequence[AnyRecord], chain: Chain = Chain()) -> tuple[bytes, 
     """The bytes of one frame after `chain`, and the chain with it. No records: the end mark."""
     payload = _encoder.encode(records)
     longer = chain.after(payload)
-    checked = _PLACED.pack(chain.num_frames, longer.digest) + payload
-    return _CHECKED.pack(_MARKER, len(payload), zlib.crc32(checked)) + checked, longer
+    place = _PLACED.pack(chain.num_frames, longer.digest)
+    checksum = zlib.crc32(payload, zlib.crc32(place))
+    return b"".join((_CHECKED.pack(_MARKER, len(payload), checksum), place, payload)), longer
 
 
 END_MARK_BYTES = len(frame([])[0])

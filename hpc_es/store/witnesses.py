@@ -21,6 +21,8 @@ from hpc_es.paths import RunPaths
 from hpc_es.store.frames import Frames, damaged
 from hpc_es.store.records import AnyRecord, Committed, Digested, Planned, Started
 
+_HEARD = frozenset((Started, Committed, Digested))
+
 
 @dataclass(frozen=True)
 class _Head:
@@ -85,6 +87,8 @@ class Witnesses:
     def listen(self, records: Iterable[AnyRecord]) -> None:
         """To everything that the journal says, in order."""
         for record in records:
+            if type(record) not in _HEARD:  # nearly all of them
+                continue
             if isinstance(record, Digested):
                 self._digests[record.version] = record.digest
             elif isinstance(record, Committed):
