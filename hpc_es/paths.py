@@ -23,12 +23,18 @@ RUN/
 """
 
 import re
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-_SEGMENT = re.compile(r"journal\.(\d+)\.hpcj")
-_CHECKPOINT = re.compile(r"v(\d{8})")
+MAX_GENERATION = 999_999_999
+
+_SEGMENT = re.compile(r"journal\.([1-9][0-9]{0,8})\.hpcj")
+_LIKE_A_SEGMENT = re.compile(r"journal\..*\.hpcj")
+_CHECKPOINT = re.compile(r"v([0-9]{8})")
+_LIKE_A_CHECKPOINT = re.compile(r"v[-+]?\d+")
 _TASKS = ".tasks.json"
 
 
@@ -118,8 +124,9 @@ class RunPaths:
         return self.root / f"journal.{generation}.hpcj"
 
     def segments(self) -> list[tuple[int, Path]]:
-        """(generation, path) of every journal segment, in order."""
-        return _numbered(self.root, _SEGMENT)
+        """(generation, path) of every journal segment, in order. What only looks like one is ignored with a warning."""
+        named = _numbered(self.root, _SEGMENT, _LIKE_A_SEGMENT, "a journal segment is called journal.1.hpcj")
+        return _only(Path.is_file, named, "a journal segment is a file")
 
     def later_eval(self, name: str) -> Path:
         """Journal of an evaluation made after the run."""
@@ -141,8 +148,9 @@ class RunPaths:
         return self.checkpoints / f"v{version:08d}"
 
     def written_checkpoints(self) -> list[tuple[int, Path]]:
-        """(version, path) of every complete checkpoint, in order."""
-        return _numbered(self.checkpoints, _CHECKPOINT)
+        """(version, path) of every complete checkpoint, in order. What only looks like one is ignored: a warning."""
+        named = _numbered(self.checkpoints, _CHECKPOINT, _LIKE_A_CHECKPOINT, "a checkpoint is called v00000010")
+        return _only(Path.is_dir, named, "a checkpoint is a folder")
 
     def log(self, role: str) -> Path:
         return self.logs / f"{role}.log"
@@ -158,8 +166,28 @@ def retention_records(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("retention-*.json") if not path.name.endswith(_TASKS))
 
 
-def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
+def _numbered(folder: Path, pattern: re.Pattern[str], similar: re.Pattern[str], rule: str) -> list[tuple[int, Path]]:
+    """(number, path) of what is named by the pattern, in order; a similar name is a mistake that is worth a warning."""
     if not folder.is_dir():
         return []
-    matches = ((pattern.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match[1]), path) for match, path in matches if match)
+    found = []
+    for path in sorted(folder.iterdir()):
+        if match := pattern.fullmatch(path.name):
+            found.append((int(match[1]), path))
+        elif similar.fullmatch(path.name):
+            _ignore(path, rule)
+    return sorted(found)
+
+
+def _only(kind: Callable[[Path], bool], named: list[tuple[int, Path]], rule: str) -> list[tuple[int, Path]]:
+    found = []
+    for number, path in named:
+        if kind(path):
+            found.append((number, path))
+        elif path.exists() or path.is_symlink():  # else it was removed meanwhile
+            _ignore(path, rule)
+    return found
+
+
+def _ignore(path: Path, rule: str) -> None:
+    warnings.warn(f"{path} is ignored: {rule}; move it elsewhere", stacklevel=4)

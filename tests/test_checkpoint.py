@@ -75,7 +75,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_serves(
     advance(arena, 1)
     checkpoint.write(run, arena)
     first = arena.digest()
-    advance(arena, 1)
+    digests = {1: first, 2: advance(arena, 1)[0]}
     folder = checkpoint.write(run, arena)
     theta = folder / checkpoint.THETA
     if what == "flip":
@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint_is_refused_and_an_older_one_serves(
         (folder / checkpoint.MANIFEST).write_text("{")
     with pytest.raises(StoreError):
         arena.reload(folder)
-    assert checkpoint.restore(run, arena, 9) == 1
+    assert checkpoint.restore(run, arena, 9, digests) == 1
     assert (arena.version, arena.digest()) == (1, first)
     assert "going on without it" in caplog.text
 
@@ -107,7 +107,7 @@ def test_restore_takes_the_newest_at_or_before(run: RunPaths, arena: Arena, vers
     for _ in range(3):
         digests += advance(arena, 2)
         checkpoint.write(run, arena)
-    assert checkpoint.restore(run, arena, version) == expected
+    assert checkpoint.restore(run, arena, version, dict(enumerate(digests))) == expected
     assert (arena.version, arena.digest()) == (expected, digests[expected])
 
 
@@ -267,4 +267,4 @@ def test_a_checkpoint_that_is_pruned_while_it_is_read_is_passed_over(
     monkeypatch.setattr("hpc_es.params.arena.scan_file", scan_and_lose)
     with pytest.raises(StoreError, match="can no longer be read"):
         arena.reload(theta.parent)
-    assert checkpoint.restore(run, arena, 1) == 0
+    assert checkpoint.restore(run, arena, 1, {1: arena.digest()}) == 0

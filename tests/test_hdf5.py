@@ -16,7 +16,7 @@ from fake_run import BASE_DIGEST, NUM_EVAL_TASKS, fake_records, later_eval, star
 from hdf5_tables import assert_same, from_journal, tables
 
 import hpc_es.store
-from hpc_es.errors import ConfigError, StoreError
+from hpc_es.errors import ConfigError, JournalDamaged, StoreError
 from hpc_es.paths import RunPaths
 from hpc_es.store import hdf5
 from hpc_es.store.hdf5 import Hdf5Writer, rebuild
@@ -281,9 +281,11 @@ def test_texts_that_hdf5_cannot_hold_are_escaped_and_the_file_goes_on_being_writ
     assert storable("a\udc80") == "a\\udc80"
 
 
-def test_a_file_ahead_of_a_journal_that_lost_its_end_is_called_ahead(root: Path) -> None:
-    rebuild(root)
+def test_a_file_ahead_of_a_journal_that_lost_its_end_serves_with_a_warning(root: Path) -> None:
+    whole = tables(hpc_es.store.read(rebuild(root)))
     segment = RunPaths(root).segment(1)
     segment.write_bytes(segment.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="torn tail"), pytest.warns(UserWarning, match="ahead of the journal"):
-        hpc_es.store.read(root)
+    with pytest.warns(UserWarning, match="ahead of the journal, which has lost its end"):
+        assert_same(tables(hpc_es.store.read(root)), whole)
+    with pytest.raises(JournalDamaged, match=r"journal\.1\.hpcj is damaged at offset .* its end is lost. Restore"):
+        rebuild(root)

@@ -42,12 +42,13 @@ def notes(root: Path, warnings: list[str] | None = None) -> list[str]:
 
 
 def frame_starts(root: Path, *texts: str) -> list[int]:
-    """Sizes of the first segment before each of the frames that are written."""
+    """Sizes of the first segment before each of the frames that are written, and before the end mark."""
     writer = create(root)
     starts = []
     for text in texts:
         starts.append(writer.size)
         write(writer, text)
+    starts.append(writer.size)
     writer.close()
     return starts
 
@@ -79,18 +80,20 @@ def test_a_folder_without_a_journal_has_no_records(tmp_path: Path) -> None:
 
 
 def test_a_last_frame_cut_at_any_byte_costs_only_itself(tmp_path: Path) -> None:
-    *_, last = frame_starts(tmp_path, "a", "b", "c")
+    *_, last, end = frame_starts(tmp_path, "a", "b", "c")
     path = RunPaths(tmp_path).segment(1)
     whole = path.read_bytes()
-    for length in range(last, len(whole)):
+    for length in range(last, end):
         path.write_bytes(whole[:length])
         warnings: list[str] = []
         assert notes(tmp_path, warnings) == ["a", "b"]
-        assert [f"offset {last}" in text for text in warnings] == [True] * (length > last)
+        (text,) = warnings
+        assert f"offset {last}" in text
+        assert ("a torn tail" if length > last else "no end mark") in text
 
 
 def test_a_tail_that_the_disk_filled_with_zeros_or_garbage_is_cut(tmp_path: Path) -> None:
-    *_, last = frame_starts(tmp_path, "a", "b")
+    *_, last, _ = frame_starts(tmp_path, "a", "b")
     path = RunPaths(tmp_path).segment(1)
     whole = path.read_bytes()
     for junk in (bytes(len(whole) - last), b"\xb6\x0fJ\xf1" * 9, os.urandom(300)):
@@ -99,10 +102,12 @@ def test_a_tail_that_the_disk_filled_with_zeros_or_garbage_is_cut(tmp_path: Path
 
 
 def test_the_next_head_seals_a_torn_tail_away(tmp_path: Path) -> None:
-    *_, last = frame_starts(tmp_path, "a", "b")
+    *_, last, end = frame_starts(tmp_path, "a", "b")
     path = RunPaths(tmp_path).segment(1)
-    path.write_bytes(path.read_bytes()[:-1])
-    write(create(tmp_path), "c")
+    path.write_bytes(path.read_bytes()[: end - 1])
+    with pytest.warns(UserWarning, match=f"a torn tail of {end - 1 - last} bytes at offset {last} was cut"):
+        writer = create(tmp_path)
+    write(writer, "c")
     warnings: list[str] = []
     assert notes(tmp_path, warnings) == ["a", "c"]
     assert warnings == []
@@ -117,7 +122,7 @@ def test_any_flipped_byte_before_the_last_frame_is_refused_with_its_place(tmp_pa
     starts = frame_starts(tmp_path, "a", "b", "c")
     path = RunPaths(tmp_path).segment(1)
     whole = path.read_bytes()
-    for offset in range(starts[-1]):
+    for offset in range(starts[-2]):
         for flip in (0x01, 0x80, 0xFF):
             damaged = bytearray(whole)
             damaged[offset] ^= flip
@@ -171,12 +176,12 @@ def test_a_damaged_journal_is_refused_before_a_new_segment_is_made(tmp_path: Pat
 
 
 def test_damage_in_the_last_frame_of_a_sealed_segment_is_refused(tmp_path: Path) -> None:
-    *_, last = frame_starts(tmp_path, "a", "b")
+    *_, end = frame_starts(tmp_path, "a", "b")
     create(tmp_path).close()
     path = RunPaths(tmp_path).segment(1)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(JournalDamaged, match=f"at offset {last}:"):
+    with pytest.raises(JournalDamaged, match=f"at offset {end}:"):
         notes(tmp_path)
     path.write_bytes(whole[:-1])
     with pytest.raises(JournalDamaged, match="the file ends here"):
@@ -203,8 +208,8 @@ def test_a_newer_schema_is_refused_with_both_versions(tmp_path: Path) -> None:
 def test_a_newer_file_format_is_refused(tmp_path: Path) -> None:
     write(create(tmp_path), "a")
     path = RunPaths(tmp_path).segment(1)
-    path.write_bytes(path.read_bytes()[:4] + b"\x02\0\0\0" + path.read_bytes()[8:])
-    with pytest.raises(StoreError, match="format 2; this hpc_es reads format 1"):
+    path.write_bytes(path.read_bytes()[:4] + b"\x03\0\0\0" + path.read_bytes()[8:])
+    with pytest.raises(StoreError, match="format 3; this hpc_es reads formats 1 to 2"):
         notes(tmp_path)
 
 

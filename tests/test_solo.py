@@ -1,6 +1,7 @@
 """One engine goes to any version of a recorded run, in any order, and plays there what the run would have played."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,7 @@ def test_the_record_has_members_that_count_and_their_results(tmp_path: Path) -> 
 def test_a_folder_without_a_journal_is_named(tmp_path: Path) -> None:
     root = make_run(tmp_path)
     RunPaths(root).segment(1).unlink()
+    shutil.rmtree(RunPaths(root).checkpoints, ignore_errors=True)
     with pytest.raises(StoreError, match="it is not the folder of a run that has begun"):
         Recorded.read(root)
 

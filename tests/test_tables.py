@@ -36,7 +36,7 @@ def read(root: Path) -> Run:
 
 def rewrite(root: Path, records: list[AnyRecord]) -> None:
     """A journal with these records instead; the first, Started, is written by the journal itself."""
-    RunPaths(root).segment(1).unlink()
+    RunPaths(root).segment(1).unlink(), RunPaths(root).hdf5.unlink(missing_ok=True)
     writer = JournalWriter.create(RunPaths(root), started)
     for record in records[1:]:
         writer.append(record)

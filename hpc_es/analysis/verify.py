@@ -11,17 +11,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_es.config.load import from_record
+from hpc_es.config.load import from_record, load, refuse_another
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, StoreError, VerifyError
 from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Member, Result, UpdateMember
 from hpc_es.es.results import why_unbelievable
 from hpc_es.es.staleness import Composed, lag
 from hpc_es.head import planning
+from hpc_es.head.ledger import Ledger
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
-from hpc_es.store.journal import read_journal
+from hpc_es.store.frames import END_MARK_BYTES
+from hpc_es.store.hdf5_tables import hdf5_end
+from hpc_es.store.journal import read_file, read_journal
 
 COMMITS_PER_PASS = 32
 """Versions applied in one pass over theta; every one of them gets its digest."""
@@ -69,6 +72,8 @@ class History:
 
     config: Config
     base_digest: int
+    config_json: str = ""
+    """What the run began with."""
     planned: dict[EvalId, Assignment] = field(default_factory=dict)
     results: dict[EvalId, Result] = field(default_factory=dict)
     void: set[EvalId] = field(default_factory=set)
@@ -89,6 +94,8 @@ def verify(run: Path, *, model: Path | None = None, say: Say = lambda text: None
     history = _read(run)
     arena = load_base(history, model)
     report = check(history, arena, say=say)
+    report.problems.extend(_check_config(RunPaths(run), history))
+    report.problems.extend(_check_later_evals(RunPaths(run), history, report.versions))
     if arena.base_digest == history.base_digest:
         report.problems.extend(_check_checkpoints(history, arena, written))
     return report
@@ -108,7 +115,7 @@ def replay(run: Path, version: int | None = None, *, model: Path | None = None) 
     arena = load_base(history, model)
     if arena.base_digest != history.base_digest:
         raise VerifyError(_wrong_base(arena.base_digest, history.base_digest))
-    begin = checkpoint.restore(RunPaths(run), arena, version)
+    begin = checkpoint.restore(RunPaths(run), arena, version, history.digests)
     digest = arena.apply(history.commits[begin:version]).digest
     recorded = history.digests.get(version, digest)
     if digest != recorded:
@@ -124,13 +131,8 @@ def _read(run: Path) -> History:
     first = next(records, None)
     if first is not None:
         return collect(itertools.chain([first], records))
-    paths = RunPaths(run)
-    segments = [f"{path.name} ({path.stat().st_size} bytes)" for _, path in paths.segments()]
+    segments = [f"{path.name} ({path.stat().st_size} bytes)" for _, path in RunPaths(run).segments()]
     what = f"no valid record in {', '.join(segments)}" if segments else "no journal"
-    rest = [folder for _, folder in paths.written_checkpoints()] + [paths.hdf5] * paths.hdf5.exists()
-    if rest:
-        names = ", ".join(str(path.relative_to(run)) for path in rest)
-        raise VerifyError(f"{run} has {what}, although it has {names}: restore the journal from a copy")
     raise VerifyError(f"{run} has {what}: nothing has run here, or its journal is lost")
 
 
@@ -143,9 +145,15 @@ def load_base(history: History, model: Path | None = None) -> Arena:
 def collect(records: Iterable[journal.AnyRecord]) -> History:
     """Sort the records. Errors: VerifyError when there is no first record."""
     history: History | None = None
+    ledger, contradiction = Ledger(), ""
     for record in records:
+        if not contradiction:
+            try:
+                ledger.apply(record)
+            except StoreError as error:
+                contradiction = str(error)
         if isinstance(record, journal.Started):
-            history = history or History(from_record(record.config_json), record.base_digest)
+            history = history or History(from_record(record.config_json), record.base_digest, record.config_json)
             if record.base_digest != history.base_digest:
                 history.problems.append(f"generation {record.generation} began on another base model")
         elif history is None:
@@ -154,6 +162,8 @@ def collect(records: Iterable[journal.AnyRecord]) -> History:
             _sort_in(history, record)
     if history is None:
         raise VerifyError("there are no records")
+    if contradiction:
+        history.problems.append(contradiction)
     return history
 
 
@@ -318,31 +328,61 @@ def _check_results(history: History, digests: dict[int, int]) -> list[str]:
             problems.append(f"evaluation {eval_id}: its result does not fit together: {why}")
         digest = digests.get(eval_id.version, result.digest)
         if digest != result.digest:
-            problems.append(
-                f"evaluation {eval_id} saw digest {result.digest:016x}, theta_{eval_id.version} has {digest:016x}"
-            )
+            problems.append(_wrong_digest(result, digest))
     return problems
 
 
 def _check_checkpoints(history: History, arena: Arena, written: list[tuple[int, Path]]) -> list[str]:
     """Every checkpoint is intact, and of a version that the journal has. The arena ends at any version."""
     problems = []
-    for version, folder in written:
+    for _, folder in written:
         try:
+            checkpoint.refuse_another(folder, history.digests)
             arena.reload(folder)
         except StoreError as error:
             if folder.exists():  # a run that goes on removes old ones
                 problems.append(str(error))
-            continue
-        digest, recorded = checkpoint.read_manifest(folder).digest, history.digests.get(version)
-        if version > len(history.commits):
-            problems.append(
-                f"{folder} is newer than the journal, which ends at version {len(history.commits)}: its end is lost; "
-                "restore the journal from a copy"
-            )
-        elif recorded is not None and digest != recorded:
-            problems.append(f"{folder}: digest {digest:016x}, the run recorded {recorded:016x}")
     return problems
+
+
+def _check_config(paths: RunPaths, history: History) -> list[str]:
+    """The journal is that of this run folder: config.yaml, where there is one, computes the same."""
+    if not paths.config.exists():
+        return []
+    try:
+        refuse_another(history.config_json, load(paths.config).config, paths.config)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _check_later_evals(paths: RunPaths, history: History, versions: list[VersionLine]) -> list[str]:
+    """Every evaluation that was made afterwards is of this run, and saw the theta that its version names."""
+    digests = {line.version: line.digest for line in versions}
+    merged = end.later_evals if (end := hdf5_end(paths.hdf5)) else {}
+    problems = []
+    for path in paths.later_evals():
+        if path.stat().st_size < merged.get(path.stem, 0) - END_MARK_BYTES:
+            problems.append(f"{path} had {merged[path.stem]} bytes when {paths.hdf5} was written: its end is lost")
+        try:
+            for record in read_file(path):
+                if isinstance(record, journal.Started) and record.base_digest != history.base_digest:
+                    problems.append(f"{path}: {_wrong_base(record.base_digest, history.base_digest)}")
+                if isinstance(record, journal.Reported) and record.result.error is None:
+                    result = record.result
+                    expected = digests.get(result.eval_id.version)
+                    if expected is None:
+                        problems.append(f"{path}: the run has no version {result.eval_id.version}")
+                    elif expected != result.digest:
+                        problems.append(f"{path}: {_wrong_digest(result, expected)}")
+        except StoreError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _wrong_digest(result: Result, digest: int) -> str:
+    version = result.eval_id.version
+    return f"evaluation {result.eval_id} saw digest {result.digest:016x}, theta_{version} has {digest:016x}"
 
 
 def _wrong_base(found: int, recorded: int) -> str:

@@ -218,7 +218,8 @@ def verify(run: RunFolder, model: BaseModel = None, whole: AllRows = False, json
     )
     if not report.ok:
         raise VerifyError(f"{run} does not fit together: {plural(len(report.problems), 'problem')}, see above")
-    out.print(f"{run}: everything fits", style="green")
+    proven = report.versions[-1].version
+    out.print(f"{run}: everything fits, proven up to version {proven}", style="green")
 
 
 @app.command()
@@ -359,17 +360,17 @@ def _slurm_jobs(paths: RunPaths) -> "list[tuple[Role, JobStatus]]":
 
 def _status_at_rest(paths: RunPaths) -> "Status":
     """How far a run came that no head is working on, by its journal. Errors: StoreError."""
-    from hpc_es.config import load
+    from hpc_es.config import load, refuse_another
     from hpc_es.head.ledger import Ledger
-    from hpc_es.store.journal import read_journal
-    from hpc_es.store.records import Started
+    from hpc_es.store.journal import fold_journal, newest_start
     from hpc_es.transport.messages import Status
 
     config = load(paths.config).config
-    ledger, start = Ledger(), None
-    for record in read_journal(paths.root):
-        ledger.apply(record)
-        start = record if isinstance(record, Started) else start
+    ledger = Ledger()
+    fold_journal(paths.root, ledger.apply)
+    start = newest_start(paths)
+    if start is not None:
+        refuse_another(start.config_json, config, paths.config)
     eval_version = max(ledger.eval_fitness, default=None)
     return Status(
         run_id=start.run_id if start else config.run.name,

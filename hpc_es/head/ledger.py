@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hpc_es.errors import StoreError
 from hpc_es.es.records import Assignment, Commit, EvalId, Kind, Result
 from hpc_es.es.results import why_unbelievable
 from hpc_es.store import records as journal
@@ -132,9 +133,10 @@ class Ledger:
     # --- the fold ------------------------------------------------------------------------------------------
 
     def apply(self, record: journal.Record) -> None:
+        """Errors: StoreError when the record contradicts an earlier one."""
         match record:
             case journal.Started(base_digest=digest, time=time):
-                self.digests[0] = digest
+                self._set_digest(0, digest)
                 self.began = min(self.began, time)
                 self.failures_in_a_row = 0
                 for entry in [entry for entry in self.entries.values() if entry.state == "leased"]:
@@ -149,28 +151,42 @@ class Ledger:
             case journal.Left(worker=worker):
                 self.dismissed.discard(worker)
             case journal.Leased(eval_id=eval_id, worker=worker, attempt=attempt, time=time):
-                entry = self.entries[eval_id]
+                entry = self._entry(eval_id)
                 self._move(entry, "leased")
                 entry.worker, entry.attempts, entry.leased_at = worker, attempt, time
             case journal.Unleased(eval_id=eval_id):
-                self._release(self.entries[eval_id])
+                self._release(self._entry(eval_id))
             case journal.Reported(worker=worker, result=result):
-                self._report(self.entries[result.eval_id], worker, result)
+                self._report(self._entry(result.eval_id), worker, result)
             case journal.Voided(eval_id=eval_id):
-                self._drop(self.entries[eval_id], "void")
+                self._drop(self._entry(eval_id), "void")
             case journal.Discarded(eval_id=eval_id):
-                self._drop(self.entries[eval_id], "discarded")
+                self._drop(self._entry(eval_id), "discarded")
             case journal.Committed(commit=commit):
                 self._commit(commit)
             case journal.Digested(version=version, digest=digest):
-                self.digests[version] = digest
+                if version > self.version:
+                    raise StoreError(f"the journal has a digest of theta_{version}, but no commit that made it")
+                self._set_digest(version, digest)
                 self._finish_centres(version)
             case journal.Checkpointed(version=version):
                 self.checkpoint = max(self.checkpoint, version)
             case journal.Stopped(finished=finished):
                 self.finished = finished
 
+    def _entry(self, eval_id: EvalId) -> Entry:
+        try:
+            return self.entries[eval_id]
+        except KeyError:
+            raise StoreError(f"the journal speaks of evaluation {eval_id}, which was never planned") from None
+
+    def _set_digest(self, version: int, digest: int) -> None:
+        if self.digests.setdefault(version, digest) != digest:
+            raise StoreError(f"theta_{version} has two digests: {self.digests[version]:016x} and {digest:016x}")
+
     def _plan(self, assignment: Assignment) -> None:
+        if assignment.eval_id in self.entries:
+            raise StoreError(f"evaluation {assignment.eval_id} was planned twice")
         entry = Entry(assignment)
         self.entries[assignment.eval_id] = entry
         self._count(entry, +1)
@@ -213,6 +229,8 @@ class Ledger:
         self._enqueue(entry)
 
     def _report(self, entry: Entry, worker: str, result: Result) -> None:
+        if entry.state not in ("queued", "leased"):
+            raise StoreError(f"evaluation {result.eval_id} was reported when it was {entry.state} already")
         self._move(entry, "reported")
         entry.worker = worker
         if result.error is not None:
@@ -243,7 +261,7 @@ class Ledger:
                 self.centres[version] = results[0].fitness
             else:
                 rewards = [episode.reward for result in results for episode in result.episodes]
-                self.eval_fitness[version] = sum(rewards) / len(rewards)
+                self.eval_fitness[version] = sum(rewards) / len(rewards) if rewards else math.nan
             for entry in group:
                 self._count_in(entry)
                 self._centre_ids[version].discard(entry.assignment.eval_id)
@@ -272,11 +290,17 @@ class Ledger:
         entry.result = None
 
     def _commit(self, commit: Commit) -> None:
+        if commit.version != self.version + 1:
+            raise StoreError(f"commit {commit.version} follows commit {self.version}")
+        if not commit.members:
+            raise StoreError(f"commit {commit.version} has no members")
         self.commits[commit.version] = commit
         self.nulls_in_a_row = self.nulls_in_a_row + 1 if commit.null else 0
         self.fitness = sum(member.fitness for member in commit.members) / len(commit.members)
         for member in commit.members:
-            entry = self.entries[member.eval_id]
+            entry = self._entry(member.eval_id)
+            if entry.state != "reported":
+                raise StoreError(f"commit {commit.version} counts evaluation {member.eval_id}, which is {entry.state}")
             self._count_in(entry)
             self._forget(entry)
         self.version = commit.version

@@ -60,7 +60,7 @@ from hpc_es.quoting import quote_error
 from hpc_es.store import records as journal
 from hpc_es.store.clock import Clock
 from hpc_es.store.hdf5 import Hdf5Writer
-from hpc_es.store.journal import JournalWriter, read_journal
+from hpc_es.store.journal import JournalWriter, fold_journal, read_journal
 from hpc_es.transport import limits
 from hpc_es.transport.address import resolve_host
 from hpc_es.transport.backends import NOTHING, choose_backend, own_offer
@@ -135,12 +135,15 @@ class Head:
         self._arena_memory = pin_arena(self.arena)
         self._apply = head_update(self.arena, config.head.device)
         self._refuse_another_run()
-        self.journal = JournalWriter.create(paths, self._started)
+        self.journal = JournalWriter.create(paths, self._started, warn=log.warning)
         self.hdf5 = Hdf5Writer(paths, locking=config.store.hdf5_locking, warn=log.warning)
         ledger = Ledger()
-        for record in read_journal(paths.root, warn=log.warning):
+
+        def add(record: journal.AnyRecord) -> None:
             ledger.apply(record)
             self._unwritten.append(record)
+
+        fold_journal(paths.root, add, warn=log.warning)
         restored = restore(self.arena, self._apply, paths, ledger)
         host = resolve_host(config.transport, local)
         self.server = HeadServer(paths, self.journal.generation, config.run.name, host, largest=limits.to_head(config))
@@ -169,9 +172,11 @@ class Head:
         if self.collective is not None:
             self.collective.close()
         self._arena_pool.shutdown()
-        self._record_hdf5(final=True)
-        self._hdf5_pool.shutdown()
-        self.journal.close()
+        try:
+            self.journal.close()  # first, so that run.h5 has the end mark too and is not behind
+        finally:
+            self._record_hdf5(final=True)
+            self._hdf5_pool.shutdown()
 
     def _started(self, generation: int, predecessor_bytes: int) -> journal.Started:
         return journal.Started(
@@ -346,7 +351,8 @@ def restore(arena: Arena, apply: Apply, paths: RunPaths, ledger: Ledger) -> Upda
     Errors: VerifyError when the rebuilt parameters are not the bits that the journal has.
     """
     version = ledger.version
-    began_from = checkpoint.restore(paths, arena, version)
+    checkpoint.set_aside(paths, ledger.digests)
+    began_from = checkpoint.restore(paths, arena, version, ledger.digests)
     report = apply([ledger.commits[v] for v in range(began_from + 1, version + 1)])
     recorded = ledger.digests.get(version)
     if recorded is None:

@@ -18,15 +18,15 @@ from hpc_es import envs, modes
 from hpc_es.config import Config, compare, from_record, save
 from hpc_es.config.schema import EngineConfig
 from hpc_es.engine.supported import check_supported
-from hpc_es.errors import ConfigError, LaunchError, ModelError, StoreError
+from hpc_es.errors import ConfigError, LaunchError, ModelError
 from hpc_es.head.tasks import count_tasks
 from hpc_es.launch.manifest import settle_tasks
-from hpc_es.params import check_memory, checkpoint
+from hpc_es.params import check_memory
 from hpc_es.params.heads import check_ranks, num_heads
 from hpc_es.params.weights import read_config
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
-from hpc_es.store.records import Committed, Started, Stopped
+from hpc_es.store.records import Started, Stopped
 from hpc_es.transport.secrets import create_secrets
 
 _PASSING_ON_S = 2.0
@@ -88,13 +88,9 @@ def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
     """
     paths = run_paths(config)
     changed: list[str] = []
-    _refuse_lost_end(paths)
+    for _ in read_journal(paths.root):  # to its end, where damage and loss show
+        pass
     began_with = began_config(paths)
-    if began_with is None and paths.written_checkpoints():
-        raise StoreError(
-            f"{paths.root} has checkpoints, but no journal that says what they are: bring its journal back, or remove "
-            f"{paths.checkpoints} to begin anew"
-        )
     if began_with is not None:
         harmful, harmless = compare(began_with, config)
         if harmful:
@@ -112,25 +108,6 @@ def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
         raise LaunchError(f"the run folder {paths.root} cannot be written: {error}") from None
     create_secrets(paths)
     return paths, changed
-
-
-def _refuse_lost_end(paths: RunPaths) -> None:
-    """Errors: StoreError when a checkpoint is of an update that the journal no longer has."""
-    written = paths.written_checkpoints()
-    if not written:
-        return
-    base_digest, last = 0, None
-    for record in read_journal(paths.root, warn=lambda text: None):  # the head says what it cut
-        if isinstance(record, Started):
-            base_digest, last = record.base_digest, last or 0
-        elif isinstance(record, Committed):
-            last = record.commit.version
-    if last is not None and (newer := checkpoint.newer_than(paths, last, base_digest)):
-        raise StoreError(
-            f"the journal of {paths.root} ends at version {last}, but there is {newer[-1]}: its end is lost. Restore "
-            f"the journal from a copy, or, to compute the rest again, remove {', '.join(map(str, newer))} and "
-            f"{paths.hdf5}"
-        )
 
 
 def began_config(paths: RunPaths) -> Config | None:

@@ -259,7 +259,7 @@ class Arena:
                 raise ModelError(f"the base model has changed: digest {digest:016x}, not {self.base_digest:016x}")
             self.version = 0
             return
-        manifest = checkpoints.read_manifest(checkpoint)
+        manifest = checkpoints.read_numbered(checkpoint)
         if manifest.base_digest != self.base_digest:
             raise StoreError(f"{checkpoint} belongs to another base model; use the model that the run began with")
         try:

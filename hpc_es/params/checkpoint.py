@@ -5,10 +5,11 @@ and renamed, so that an interrupted write leaves nothing that counts. The base m
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,17 +79,30 @@ def read_manifest(folder: Path) -> Manifest:
         raise StoreError(f"{path} is damaged ({error}); remove its folder") from error
 
 
+def read_numbered(folder: Path) -> Manifest:
+    """The manifest of a checkpoint of a run, whose folder is named by its version. Errors: StoreError."""
+    manifest = read_manifest(folder)
+    if folder.name != RunPaths(folder).checkpoint(manifest.version).name:
+        raise StoreError(
+            f"the checkpoint {folder} holds version {manifest.version}, so it was renamed or is from another run; "
+            "remove it, others serve"
+        )
+    return manifest
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
 
 
-def restore(run: RunPaths, arena: "Arena", version: int) -> int:
+def restore(run: RunPaths, arena: "Arena", version: int, digests: Mapping[int, int]) -> int:
     """theta := the newest intact checkpoint at or before `version`, else theta_0. Returns its version.
 
-    Damaged checkpoints are passed over with a warning. Errors: ModelError when the base has changed.
+    `digests`: of every version, as the journal has them. Checkpoints that are damaged or have another digest are passed
+    over with a warning. Errors: ModelError when the base has changed.
     """
     for written, folder in starts(run, version):
         try:
+            refuse_another(folder, digests)
             arena.reload(folder)
         except StoreError as error:
             pass_over(error)
@@ -103,24 +117,39 @@ def starts(run: RunPaths, version: int) -> list[tuple[int, Path]]:
     return [(written, folder) for written, folder in reversed(run.written_checkpoints()) if written <= version]
 
 
+def refuse_another(folder: Path, digests: Mapping[int, int]) -> None:
+    """Errors: StoreError when a checkpoint is not the one that the run wrote, or says nothing of what it is."""
+    manifest = read_numbered(folder)
+    if (recorded := digests.get(manifest.version)) != manifest.digest:
+        said = "no digest of that version" if recorded is None else f"digest {recorded:016x}"
+        raise StoreError(
+            f"the checkpoint {folder} has digest {manifest.digest:016x}, but the journal has {said}: it is from "
+            "another run; remove it, others serve"
+        )
+
+
+def set_aside(run: RunPaths, digests: Mapping[int, int]) -> None:
+    """Rename what is no checkpoint of this run, so that no worker begins from it. For the one head of a run, at its
+    start: a damaged one stays, because whoever loads it finds that out.
+    """
+    for _, folder in run.written_checkpoints():
+        try:
+            read_manifest(folder)
+        except StoreError:
+            continue
+        try:
+            refuse_another(folder, digests)
+        except StoreError as error:
+            aside = next(
+                p for n in itertools.count(1) if not (p := folder.with_name(f"{folder.name}.refused{n}")).exists()
+            )
+            folder.rename(aside)
+            log.warning("%s; set aside as %s", error, aside.name)
+
+
 def pass_over(error: StoreError) -> None:
     """Say why a checkpoint does not serve; the next older one, or the base, will."""
     log.warning("%s; going on without it", error)
-
-
-def newer_than(run: RunPaths, version: int, base_digest: int) -> list[Path]:
-    """Readable checkpoints from the same base that are newer than `version`.
-
-    One is only written once its update and digest are durable. So none is newer than the last update of a journal,
-    whatever crashed, unless the journal lost its end or was replaced by an older copy.
-    """
-    newer = []
-    for written, folder in run.written_checkpoints():
-        if written > version:
-            with contextlib.suppress(StoreError):
-                if read_manifest(folder).base_digest == base_digest:
-                    newer.append(folder)
-    return newer
 
 
 def prune(run: RunPaths, keep: int) -> None:

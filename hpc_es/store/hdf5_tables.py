@@ -5,12 +5,14 @@ or give other numbers. Files of the first release have no checksums of pages; a 
 time and memory, reads those.
 """
 
+import json
 import os
 import pickle
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -49,6 +51,31 @@ class Unusable(Exception):
 def read_attrs(path: Path) -> Attrs:
     """Errors: Unusable; NoChecksums; StoreError for a newer schema."""
     return _look(path, lambda file: _attrs(file, path))
+
+
+@dataclass(frozen=True)
+class Hdf5End:
+    """How far a run.h5 is: which head of which run wrote it, and how many bytes of that head's segment it has."""
+
+    run_id: str
+    generation: int
+    num_bytes: int
+    later_evals: dict[str, int]
+    """Bytes of the journals of later evaluations, by name."""
+
+
+def hdf5_end(path: Path) -> Hdf5End | None:
+    """None when the file cannot be used. Errors: StoreError when it is of a newer schema."""
+    try:
+        try:
+            attrs = read_attrs(path)
+        except NoChecksums:
+            _, attrs = read_old(path)
+        merged = json.loads(attrs["later_evals"])
+        later = merged if isinstance(merged, dict) else {}  # a list by the first hpc_es that had such journals
+        return Hdf5End(str(attrs["run_id"]), int(attrs["generation"]), int(attrs["journal_bytes"]), later)
+    except (Unusable, KeyError, ValueError, TypeError):
+        return None
 
 
 def read_table(path: Path, table: str) -> Columns:

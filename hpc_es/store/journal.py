@@ -1,52 +1,50 @@
 """The journal: an append-only, checksummed file from which a run can be rebuilt.
 
-One segment per head start, RUN/journal.<g>.hpcj: eight bytes of magic and format version, then frames (marker, length,
-CRC-32, msgpack list of records). One frame holds what one `sync` made durable, and the next frame is only written after
-that, so whatever a crash or a full disk leaves behind is at most one broken frame at the very end: a torn tail, which
-is cut with a warning. A broken frame with a valid one after it, or inside sealed bytes, is damage, and refused.
+One segment per head start, RUN/journal.<g>.hpcj, made of frames (frames.py). One frame holds what one `sync` made
+durable, and the next frame is only written after that, so whatever a crash or a full disk leaves behind is at most one
+broken frame at the very end: a torn tail, which is cut with a warning. A broken frame with a whole one after it, a
+frame that stands where it was not written, or a broken one inside sealed bytes, is damage, and refused.
 
 Which bytes count: a new head creates segment g exclusively, *then* measures its predecessor (the newest older segment
-that has a first record), makes those bytes durable, and writes both numbers into its own first record. An older head
-looks for a newer segment before it writes and again after it has synced. So what it believes to be durable was in place
-before the newer segment existed, hence was measured; what it writes later lies behind the seal and does not count. A
-segment without a valid first record never began, and nothing refers to it.
+that has a first record), makes those bytes durable, and writes their number and their seal, which covers every one of
+them, into its own first record. An older head looks for a newer segment before it writes and again after it has synced.
+So what it believes to be durable was in place before the newer segment existed, hence was measured; what it writes
+later lies behind the seal and does not count. A segment without a valid first record never began, and nothing refers to
+it.
+
+Whole frames lost at the end of the newest segment leave no trace in it, but for the end mark: a head that ends writes
+it, and one that is killed cannot. What else in the run folder knows how far the run came is asked too (witnesses.py).
 """
 
 import contextlib
+import errno
+import fcntl
 import os
-import struct
 import warnings
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from hpc_es.errors import JournalDamaged, StoreError, Superseded
-from hpc_es.paths import RunPaths
-from hpc_es.store.records import SCHEMA_VERSION, AnyRecord, Started
-
-FORMAT_VERSION = 1
-
-_FILE = struct.Struct("<4sI")
-_MAGIC = b"HPCJ"
-_FRAME = struct.Struct("<4sII")
-_MARKER = b"\xb6\x0fJ\xf1"
-"""Starts every frame, so that a frame can be found again behind a damaged length. 0xf1 follows in no UTF-8 text."""
-
-_FIRST_BYTES = 2**20
-"""The first frame, which has the configuration and nothing else, ends before."""
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[AnyRecord])
+from hpc_es.paths import MAX_GENERATION, RunPaths
+from hpc_es.store.frames import FILE_HEADER, Chain, Frames, damaged, frame
+from hpc_es.store.records import AnyRecord, Started
+from hpc_es.store.witnesses import Witnesses
 
 Warn = Callable[[str], None]
 
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+"""What file systems without locks answer; some clusters have such."""
+
 
 def warn_python(text: str) -> None:
-    """The default `warn`: a Python warning."""
-    warnings.warn(text, stacklevel=3)
+    """The default `warn`: a Python warning, once however many readers of a process say the same."""
+    warnings.warn_explicit(text, UserWarning, "hpc_es", 0, registry=_said)
+
+
+_said: dict[str | tuple[str, type[Warning], int], int] = {}
 
 
 class JournalWriter:
@@ -59,25 +57,34 @@ class JournalWriter:
         self.path = paths.segment(generation)
         self._newer = paths.segment(generation + 1)
         self._file = file
+        self._chain = Chain()
         self._pending: list[AnyRecord] = []
         self._refusal: StoreError | None = None
 
     @classmethod
-    def create(cls, paths: RunPaths, started: Callable[[int, int], Started]) -> "JournalWriter":
+    def create(
+        cls, paths: RunPaths, started: Callable[[int, int], Started], *, warn: Warn = warn_python
+    ) -> "JournalWriter":
         """Take the next generation, seal the previous segment, make `started(generation, predecessor_bytes)` durable.
 
         Errors: JournalDamaged before anything is created; Superseded when a newer head began meanwhile; StoreError
         when the segment cannot be written (it then counts as nothing).
         """
-        _check(paths)
-        generation, file = _take_generation(paths)
+        newest = _check(paths)
+        generation, file = _take_generation(paths, newest)
         writer = cls(paths, generation, file)
         try:
-            predecessor, sealed_bytes = _seal(paths, generation)
-            writer.append(msgspec.structs.replace(started(generation, sealed_bytes), predecessor=predecessor))
-            writer._write(_FILE.pack(_MAGIC, FORMAT_VERSION))
+            lock(file, fcntl.LOCK_EX)  # says to readers that this segment is still being written
+            seal = _seal(paths, generation, warn)
+            first = started(generation, seal.num_bytes)
+            sealing = {"predecessor": seal.generation, "predecessor_seal": seal.digest}
+            writer.append(msgspec.structs.replace(first, **sealing))
+            writer._write(FILE_HEADER)
             writer.sync()
             _sync_path(paths.root)
+        except OSError as error:
+            os.close(file)
+            raise os_error("lock", writer.path, error) from error
         except BaseException:
             os.close(file)
             raise
@@ -100,29 +107,35 @@ class JournalWriter:
         records, self._pending = self._pending, []
         if not records:
             return
-        self._write(frame(records))
-        try:
-            os.fdatasync(self._file)
-            self.size = os.fstat(self._file).st_size
-        except OSError as error:
-            raise self._refuse(os_error("sync", self.path, error)) from error
+        self._write_frame(records)
         self._refuse_when_superseded()
 
     def superseded(self) -> bool:
-        """Whether a newer head has taken over. Segments are never deleted, so looking for the next one is enough."""
+        """Whether a newer head has taken over. Numbers are taken without gaps, so looking for the next is enough."""
         return self._newer.exists()
 
     def close(self) -> None:
-        """Sync what is pending, unless an earlier sync failed, and close the file."""
+        """Sync what is pending, write the end mark, and close the file; only the last, where an earlier sync failed."""
         if self._file < 0:
             return
         try:
             if self._pending and self._refusal is None:
                 self.sync()
+            if self._refusal is None and not self.superseded():
+                self._write_frame([])
         finally:
             os.close(self._file)
             self._file = -1
             self._refuse(StoreError(f"{self.path} is closed"))
+
+    def _write_frame(self, records: list[AnyRecord]) -> None:
+        data, self._chain = frame(records, self._chain)
+        self._write(data)
+        try:
+            os.fdatasync(self._file)
+            self.size = os.fstat(self._file).st_size
+        except OSError as error:
+            raise self._refuse(os_error("sync", self.path, error)) from error
 
     def _write(self, data: bytes) -> None:
         try:
@@ -145,21 +158,26 @@ class JournalWriter:
 def read_journal(root: Path, *, warn: Warn = warn_python) -> Iterator[AnyRecord]:
     """All records that count, in order, over all segments; nothing when there is no journal. Never writes.
 
-    Errors, while iterating: JournalDamaged with file and offset; StoreError for a newer schema or format.
+    Errors, while iterating: JournalDamaged with file and offset, also when something else in the run folder knows that
+    records are missing at the end; StoreError for a newer schema or format.
     """
-    for segment in _chain(RunPaths(root)):
-        yield from segment.records(warn)
+    for _, _, records in _read_frames(RunPaths(root), warn):
+        yield from records
 
 
-def began_as(root: Path) -> Started | None:
-    """The first record of the oldest segment, which is all that is read; None where it is not there, or damaged."""
-    for _, path in RunPaths(root).segments()[:1]:
-        with contextlib.suppress(OSError, StoreError), path.open("rb") as file:
-            data = file.read(_FIRST_BYTES)
-            payload = _payload_at(data, _FILE.size) if _has_header(path, data) else None
-            records = _decode(path, _FILE.size, payload) if payload else []
-            return next((record for record in records if isinstance(record, Started)), None)
-    return None
+def fold_journal(root: Path, apply: Callable[[AnyRecord], None], *, warn: Warn = warn_python) -> None:
+    """Call `apply` with every record of `read_journal`; a StoreError that it raises becomes damage with its place.
+
+    Errors: as `read_journal`.
+    """
+    for path, offset, records in _read_frames(RunPaths(root), warn):
+        try:
+            for record in records:
+                apply(record)
+        except JournalDamaged:
+            raise
+        except StoreError as error:
+            raise damaged(path, offset, str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -172,35 +190,61 @@ class JournalEnd:
 
 def journal_end(root: Path) -> JournalEnd | None:
     """None when there is no journal. Reads the newest segment once. Errors: as `read_journal`."""
-    chain = _chain(RunPaths(root))
-    return JournalEnd(chain[-1].started.generation, chain[-1].valid_bytes()) if chain else None
+    chain, _ = _chain(RunPaths(root))
+    return JournalEnd(chain[-1].started.generation, chain[-1].measure().end) if chain else None
 
 
-def read_file(path: Path, *, warn: Warn = warn_python) -> Iterator[AnyRecord]:
-    """All records of a journal that stands alone (an evaluation made later, a model). Errors as `read_journal`."""
+def newest_start(paths: RunPaths) -> Started | None:
+    """First record of the newest segment that began. Errors: as `read_journal`."""
+    newest, _ = _newest(dict(paths.segments()))
+    return newest.started if newest else None
+
+
+# --- journals that stand alone ----------------------------------------------------------------------------------
+
+
+def read_file(path: Path, *, warn: Warn = warn_python, whole: bool = False) -> Iterator[AnyRecord]:
+    """All records of a journal that stands alone (an evaluation made later, a model).
+
+    `whole`: it was written in one piece, so that an end mark must be there. Errors as `read_journal`.
+    """
+    live = is_being_written(path)
+    frames = file_frames(path)
+    for _, records in frames:
+        yield from records
+    if whole and frames.version > 1 and not frames.closed:
+        raise damaged(path, frames.end, "its end mark is missing, so its end is lost")
+    if not live:
+        tell_end(frames, warn)
+
+
+def file_frames(path: Path) -> Frames:
+    """The frames of a journal that stands alone, to be gone through. Errors: as `read_file`."""
     segment = _Segment.open(path)
     if segment is None:
         raise StoreError(f"{path} is not a journal: it has no valid first record")
-    yield from segment.records(warn)
-
-
-def valid_bytes(path: Path) -> int:
-    """How many bytes of a journal that stands alone are valid: all but a torn tail. Errors: as `read_file`."""
-    segment = _Segment.open(path)
-    if segment is None:
-        raise StoreError(f"{path} is not a journal: it has no valid first record")
-    return segment.valid_bytes()
+    return segment.frames()
 
 
 def write_file(path: Path, records: Iterable[AnyRecord]) -> None:
     """A journal that stands alone, complete or absent. The first record must be Started. Errors: StoreError."""
-    frames = list(records)
-    if not frames or not isinstance(frames[0], Started):
+    every = list(records)
+    write_frames(path, [every[:1], every[1:]])
+
+
+def write_frames(path: Path, frames: Iterable[list[AnyRecord]]) -> None:
+    """The same, of the records of every frame."""
+    first, *others = frames
+    if not first or not isinstance(first[0], Started):
         raise StoreError(f"{path}: the first record of a journal is Started")
+    data, chain = b"", Chain()
+    for records in [first, *filter(None, others), []]:
+        more, chain = frame(records, chain)
+        data += more
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("xb") as file:
-            file.write(_FILE.pack(_MAGIC, FORMAT_VERSION) + frame(frames[:1]) + frame(frames[1:]))
+            file.write(FILE_HEADER + data)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
@@ -215,178 +259,231 @@ def write_file(path: Path, records: Iterable[AnyRecord]) -> None:
 
 
 @dataclass(frozen=True)
+class _Seal:
+    """What the first record of a segment says of its predecessor."""
+
+    by: str
+    """Name of the segment that says it."""
+    generation: int
+    """0: there is no predecessor."""
+    num_bytes: int
+    digest: bytes
+    """Empty when the first release said it."""
+
+
+@dataclass(frozen=True)
 class _Segment:
-    """A segment that began. `sealed` is how many of its bytes count; None for the newest one."""
+    """A segment that began. `sealed` is what counts of it; None for the newest one."""
 
     path: Path
     started: Started
-    sealed: int | None = None
+    sealed: _Seal | None = None
 
     @classmethod
-    def open(cls, path: Path, sealed: int | None = None) -> "_Segment | None":
+    def open(cls, path: Path, sealed: _Seal | None = None) -> "_Segment | None":
         """None when the file has no valid first record. Errors: as `read_journal`."""
         data = _read(path, sealed)
-        if not _has_header(path, data):
-            return None
-        first = next(_frames(path, data), None)
+        first = next(iter(Frames(path, data)), None)
         if first is None:
             return None
-        offset, payload = first
-        _check_schema(path, payload)
-        records = _decode(path, offset, payload)
+        offset, records = first
         if not records or not isinstance(records[0], Started):
-            raise _damaged(path, offset, "the first record is not Started")
+            raise damaged(path, offset, "the first record is not Started")
         return cls(path, records[0], sealed)
 
-    def records(self, warn: Warn) -> Iterator[AnyRecord]:
-        data = _read(self.path, self.sealed)
-        end = _FILE.size
-        for offset, payload in _frames(self.path, data):
-            yield from _decode(self.path, offset, payload)
-            end = offset + _FRAME.size + len(payload)
-        if end < len(data):
-            self._refuse_sealed(end)
-            warn(f"{self.path}: a torn tail of {len(data) - end} bytes at offset {end} was cut (never acknowledged)")
+    @property
+    def seals(self) -> _Seal:
+        started = self.started
+        return _Seal(self.path.name, started.predecessor, started.predecessor_bytes, started.predecessor_seal)
 
-    def valid_bytes(self) -> int:
-        end = _FILE.size
-        for offset, payload in _frames(self.path, _read(self.path, self.sealed)):
-            end = offset + _FRAME.size + len(payload)
-        if self.sealed not in (None, end):
-            self._refuse_sealed(end)
-        return end
+    def frames(self) -> Frames:
+        """To be gone through, and then given to `end`. Errors: as `read_journal`."""
+        return Frames(self.path, _read(self.path, self.sealed))
 
-    def _refuse_sealed(self, end: int) -> None:
-        if self.sealed is not None:
-            raise _damaged(self.path, end, f"no valid frame, but {self.sealed} bytes are sealed as valid")
+    def measure(self) -> Frames:
+        """The frames, gone through. Errors: as `read_journal`."""
+        frames = self.frames()
+        for _ in frames.payloads():
+            pass
+        self.check_seal(frames)
+        return frames
 
-
-def _frames(path: Path, data: bytes) -> Iterator[tuple[int, memoryview]]:
-    """(offset, payload) of the valid frames up to the torn tail, if any. Errors: JournalDamaged."""
-    offset = _FILE.size
-    while (payload := _payload_at(data, offset)) is not None:
-        yield offset, payload
-        offset += _FRAME.size + len(payload)
-    _refuse_later_frames(path, data, offset)
-
-
-def _payload_at(data: bytes, offset: int) -> memoryview | None:
-    start = offset + _FRAME.size
-    if start > len(data):
-        return None
-    marker, length, checksum = _FRAME.unpack_from(data, offset)
-    payload = memoryview(data)[start : start + length]
-    if marker != _MARKER or len(payload) != length or zlib.crc32(payload) != checksum:
-        return None
-    return payload
+    def check_seal(self, frames: Frames) -> None:
+        """Errors: JournalDamaged when what was read is not what the next segment continues."""
+        sealed = self.sealed
+        if sealed is None:
+            return
+        if frames.end != sealed.num_bytes:
+            raise damaged(self.path, frames.end, f"no valid frame, but {sealed.num_bytes} bytes are sealed as valid")
+        if sealed.digest and sealed.digest != frames.seal:
+            raise damaged(
+                self.path,
+                0,
+                f"this is not the segment that {sealed.by} continues: it was altered, or is from another run",
+            )
 
 
-def _refuse_later_frames(path: Path, data: bytes, offset: int) -> None:
-    """Tell a torn tail from damage: a tail is the last thing in its file, damage has a valid frame after it."""
-    later = data.find(_MARKER, offset + 1)
-    while later >= 0:
-        if _payload_at(data, later) is not None:
-            raise _damaged(path, offset, f"no valid frame, yet there is one further on, at {later}")
-        later = data.find(_MARKER, later + 1)
-
-
-def _has_header(path: Path, data: bytes) -> bool:
-    if len(data) < _FILE.size:
-        return False
-    magic, version = _FILE.unpack_from(data)
-    if magic != _MAGIC:
-        _refuse_later_frames(path, data, 0)
-        return False
-    if version != FORMAT_VERSION:
-        raise StoreError(f"{path} has journal format {version}; this hpc_es reads format {FORMAT_VERSION}")
-    return True
-
-
-def _check_schema(path: Path, payload: memoryview) -> None:
-    """Look at the schema version before the types, which a newer schema may have changed."""
-    first = msgspec.msgpack.decode(payload)[0]
-    version = first.get("schema_version", 0) if isinstance(first, dict) else 0
-    if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} has records of schema version {version}; this hpc_es reads up to {SCHEMA_VERSION}: use a newer one"
+def tell_end(frames: Frames, warn: Warn) -> None:
+    """Warn of what a journal that nobody writes has lost at its end, or may have lost."""
+    where = f"{frames.path}: "
+    if frames.torn_bytes:
+        warn(f"{where}a torn tail of {frames.torn_bytes} bytes at offset {frames.end} was cut (never acknowledged)")
+    elif frames.version > 1 and not frames.closed:
+        warn(
+            f"{where}no end mark at offset {frames.end}: its writer was killed (then nothing is missing), or the file "
+            "has lost its end"
         )
-
-
-def _decode(path: Path, offset: int, payload: memoryview) -> list[AnyRecord]:
-    try:
-        return _decoder.decode(payload)
-    except msgspec.DecodeError as error:
-        raise _damaged(path, offset, f"the checksum is right, but these are no records: {error}") from error
 
 
 # --- the chain of segments --------------------------------------------------------------------------------------
 
 
-def _chain(paths: RunPaths, below: int | None = None) -> list[_Segment]:
-    """The segments that count, oldest first, of all generations or of those below one."""
+def _read_frames(paths: RunPaths, warn: Warn) -> Iterator[tuple[Path, int, list[AnyRecord]]]:
+    """(segment, offset, records) of every frame that counts. Errors: as `read_journal`."""
+    witnesses = Witnesses.gather(paths)  # before the journal: a head writes the journal first
+    chain, unborn = _chain(paths)
+    witnesses.check_start(chain[-1].started if chain else None)
+    for segment in chain:
+        live = is_being_written(segment.path)  # asked first: a writer that ends meanwhile leaves its end mark
+        frames = segment.frames()
+        for offset, records in frames:
+            witnesses.listen(records)
+            yield segment.path, offset, records
+        segment.check_seal(frames)
+        is_newest = segment is chain[-1]
+        witnesses.check_segment(segment.started, frames, is_newest=is_newest)
+        if is_newest and not live:
+            tell_end(frames, warn)
+    for path in unborn:
+        if not is_being_written(path):
+            warn(f"{path} has no first record: its head was killed before it began, or the file has lost its content")
+
+
+def _chain(paths: RunPaths, below: int | None = None) -> tuple[list[_Segment], list[Path]]:
+    """The segments that count, oldest first, of all generations or of those below one; and newer ones without a start.
+
+    Errors: JournalDamaged.
+    """
     files = {generation: path for generation, path in paths.segments() if below is None or generation < below}
-    newest = next((segment for g in sorted(files, reverse=True) if (segment := _Segment.open(files[g]))), None)
+    newest, unborn = _newest(files)
     chain: list[_Segment] = []
     while newest is not None:
         chain.insert(0, newest)
-        wanted, sealed = newest.started.predecessor, newest.started.predecessor_bytes
-        if wanted == 0:
+        seal = newest.seals
+        if seal.generation == 0:
             break
-        if wanted not in files:
-            raise JournalDamaged(f"{paths.segment(wanted)} is missing, but {newest.path.name} (offset 0) continues it")
-        newest = _Segment.open(files[wanted], sealed)
+        if not 0 < seal.generation < newest.started.generation:
+            raise damaged(newest.path, 0, f"it continues segment {seal.generation}, which is not an older one")
+        if seal.generation not in files:
+            missing = paths.segment(seal.generation)
+            raise JournalDamaged(
+                f"{missing} is missing, but {newest.path.name} (offset 0) continues it; restore the file from a copy"
+            )
+        path = files[seal.generation]
+        newest = _Segment.open(path, seal)
         if newest is None:
-            raise _damaged(files[wanted], 0, f"no valid first record, but {sealed} bytes are sealed as valid")
-    return chain
+            raise damaged(path, 0, f"no valid first record, but {seal.num_bytes} bytes are sealed as valid")
+        _refuse_other_name(seal.generation, newest)
+    return chain, unborn
 
 
-def _check(paths: RunPaths) -> None:
-    """Errors: JournalDamaged, StoreError."""
-    for segment in _chain(paths):
-        segment.valid_bytes()
+def _newest(files: dict[int, Path]) -> tuple[_Segment | None, list[Path]]:
+    """The newest segment that began, and the files that are newer. Errors: JournalDamaged."""
+    unborn: list[Path] = []
+    for generation in sorted(files, reverse=True):
+        if (segment := _Segment.open(files[generation])) is not None:
+            _refuse_other_name(generation, segment)
+            return segment, unborn
+        unborn.append(files[generation])
+    return None, unborn
 
 
-def _take_generation(paths: RunPaths) -> tuple[int, int]:
-    while True:
-        generation = max((taken for taken, _ in paths.segments()), default=0) + 1
+def _refuse_other_name(generation: int, segment: _Segment) -> None:
+    if segment.started.generation != generation:
+        raise damaged(
+            segment.path,
+            0,
+            f"its first record is of generation {segment.started.generation}: it was renamed, or is from another run",
+        )
+
+
+def _check(paths: RunPaths) -> int:
+    """The newest generation that began; 0: none. Errors: JournalDamaged, StoreError."""
+    for _ in _read_frames(paths, lambda text: None):
+        pass
+    end = journal_end(paths.root)
+    return end.generation if end else 0
+
+
+def _take_generation(paths: RunPaths, newest: int) -> tuple[int, int]:
+    """The first free number after the newest that began: without gaps, so that each head finds who came after it."""
+    for generation in range(newest + 1, MAX_GENERATION + 1):
         path = paths.segment(generation)
         try:
-            return generation, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except FileExistsError:
             continue  # another head was faster; it will find that this one is newer
         except OSError as error:
             raise os_error("create", path, error) from error
+        if not paths.segment(generation + 1).exists():
+            return generation, file
+        os.close(file)  # something else has the next number, by which this head would believe itself replaced
+    raise StoreError(f"{paths.root} has no free journal segment: {MAX_GENERATION} is the last one")
 
 
-def _seal(paths: RunPaths, generation: int) -> tuple[int, int]:
-    """(generation, valid bytes) of the predecessor, which are durable from now on; (0, 0) when there is none."""
-    chain = _chain(paths, below=generation)
+def _seal(paths: RunPaths, generation: int, warn: Warn) -> _Seal:
+    """Of the predecessor, which is durable from now on."""
+    chain, _ = _chain(paths, below=generation)
     if not chain:
-        return 0, 0
+        return _Seal("", 0, 0, b"")
     predecessor = chain[-1]
     _sync_path(predecessor.path)
-    return predecessor.started.generation, predecessor.valid_bytes()
+    live = is_being_written(predecessor.path)  # by a head that was stopped, and will find that this one is newer
+    frames = predecessor.measure()
+    if not live:
+        tell_end(frames, warn)
+    return _Seal("", predecessor.started.generation, frames.end, frames.seal)
 
 
 # --- files ------------------------------------------------------------------------------------------------------
 
 
-def frame(records: Sequence[AnyRecord]) -> bytes:
-    """What one `sync` writes."""
-    payload = _encoder.encode(records)
-    return _FRAME.pack(_MARKER, len(payload), zlib.crc32(payload)) + payload
+def is_being_written(path: Path) -> bool:
+    """Whether a process holds the lock that writers of journals take; False where the file system has no locks."""
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False
 
 
-def _read(path: Path, sealed: int | None = None) -> bytes:
+def lock(file: int, how: int) -> None:
+    """flock, where the file system has locks. Errors: BlockingIOError, OSError."""
+    try:
+        fcntl.flock(file, how)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+
+
+def _read(path: Path, sealed: _Seal | None = None) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
         raise os_error("read", path, error) from error
     if sealed is None:
         return data
-    if len(data) < sealed:
-        raise _damaged(path, len(data), f"the file ends here, but {sealed} bytes are sealed as valid")
-    return data[:sealed]
+    if len(data) < sealed.num_bytes:
+        raise damaged(path, len(data), f"the file ends here, but {sealed.num_bytes} bytes are sealed as valid")
+    return data[: sealed.num_bytes]
 
 
 def _sync_path(path: Path) -> None:
@@ -403,7 +500,3 @@ def _sync_path(path: Path) -> None:
 
 def os_error(action: str, path: Path, error: OSError) -> StoreError:
     return StoreError(f"cannot {action} {path}: {error.strerror or error}")
-
-
-def _damaged(path: Path, offset: int, what: str) -> JournalDamaged:
-    return JournalDamaged(f"{path} is damaged at offset {offset}: {what}; restore the file from a copy")

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_es.errors import ConfigError, JournalDamaged, StoreError
 from hpc_es.paths import RunPaths
+from hpc_es.store.frames import END_MARK_BYTES
 from hpc_es.store.hdf5_tables import Columns, Unusable, memory_dtype, read_attrs, read_old, read_table
-from hpc_es.store.journal import began_as, journal_end, read_journal, warn_python
+from hpc_es.store.journal import fold_journal, journal_end, newest_start, warn_python
 from hpc_es.store.pages import NoChecksums
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.protocol import protocol_of
+from hpc_es.store.records import AnyRecord
 from hpc_es.store.rows import Changes, as_array, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
@@ -115,24 +117,29 @@ class Run:
         return attrs if old is None else self._turn_to_old_file(old, attrs)
 
     def _refuse_when_behind(self, attrs: dict[str, Any]) -> None:
+        """Errors: Unusable when the journal has what run.h5 does not have, or run.h5 is of another run."""
         if self._paths is None:
             return
-        began = began_as(self._paths.root)
-        if began is not None and (began.run_id, began.base_digest) != (attrs["run_id"], attrs["base_digest"]):
-            raise Unusable(f"{self._hdf5} is of another run, {attrs['run_id']}")
         here = int(attrs["generation"]), int(attrs["journal_bytes"])
-        generation, newest = self._paths.segments()[-1]
-        if here == (generation, newest.stat().st_size):
-            return
+        segments = self._paths.segments()
         try:
-            end = journal_end(self._paths.root)
+            started = newest_start(self._paths)
+            end = None
+            if not segments or here != (segments[-1][0], segments[-1][1].stat().st_size):
+                end = journal_end(self._paths.root)
         except JournalDamaged as error:
             warnings.warn(f"{error}; the tables are from {self._hdf5.name}", stacklevel=4)
             return
-        if end is None or here > (end.generation, end.num_bytes):
-            raise Unusable(f"{self._hdf5} is ahead of the journal, which has lost its end (restore it from a copy)")
-        if here < (end.generation, end.num_bytes):
+        if started is not None and (started.run_id, started.base_digest) != (attrs["run_id"], attrs["base_digest"]):
+            raise Unusable(f"{self._hdf5} is of another run, {attrs['run_id']}")
+        if end is not None and here < (end.generation, end.num_bytes):
             raise Unusable(f"{self._hdf5} is behind the journal")
+        if started is None or (end is not None and here > (end.generation, end.num_bytes)):
+            warnings.warn(
+                f"{self._hdf5} is ahead of the journal, which has lost its end (restore it from a copy); the tables "
+                f"are from {self._hdf5.name}",
+                stacklevel=4,
+            )
 
     def _turn_to_journal(self, reason: str) -> dict[str, Any]:
         if self._paths is None:
@@ -178,7 +185,19 @@ class Run:
         merged = json.loads(self.attrs["later_evals"])
         if isinstance(merged, list):  # by an hpc_es that wrote such journals whole
             return {path.stem: path for path in self._paths.later_evals() if path.stem not in merged}
-        return {path.stem: path for path in self._paths.later_evals() if merged.get(path.stem) != path.stat().st_size}
+        return {path.stem: path for path in self._paths.later_evals() if self._has_changed(path, merged.get(path.stem))}
+
+    def _has_changed(self, path: Path, merged_bytes: int | None) -> bool:
+        """Since run.h5 was written, when the journal of a later evaluation had so many bytes."""
+        size = path.stat().st_size
+        if merged_bytes is None or size >= merged_bytes - END_MARK_BYTES:  # a writer that resumes takes the mark away
+            return size != merged_bytes
+        warnings.warn(
+            f"{path} had {merged_bytes} bytes when {self._hdf5.name} was written and has lost its end (restore it from "
+            f"a copy); its rows are from {self._hdf5.name}",
+            stacklevel=4,
+        )
+        return False
 
     @cached_property
     def _later_evals(self) -> dict[str, Columns]:
@@ -195,10 +214,13 @@ class Run:
 
 def _fold_journal(paths: RunPaths) -> tuple[dict[str, Columns], dict[str, Any]]:
     projection, tables = Projection(), _empty_tables()
-    for record in read_journal(paths.root):
+
+    def add(record: AnyRecord) -> None:
         projection.add(record)
         if projection.num_cells > _SPILL_CELLS:
             _apply(tables, projection.take())
+
+    fold_journal(paths.root, add)
     started, end = projection.started, journal_end(paths.root)
     if started is None or end is None:
         raise StoreError(f"{paths.root} has a journal without any record: the run has not begun")

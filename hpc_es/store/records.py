@@ -33,6 +33,8 @@ class Started(Record, frozen=True):
     predecessor: int = 0
     """Generation of the segment that `predecessor_bytes` is about, filled in by the journal; 0: there is none.
     Segments between the two never began."""
+    predecessor_seal: bytes = b""
+    """Covers the content of these bytes, filled in by the journal; empty in records of the first release."""
 
 
 class Planned(Record, frozen=True):

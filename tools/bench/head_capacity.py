@@ -20,7 +20,6 @@ import argparse
 import os
 import resource
 import select
-import struct
 import sys
 import tempfile
 import time
@@ -44,6 +43,7 @@ from hpc_es.params.weights import Spec, write
 from hpc_es.paths import RunPaths
 from hpc_es.store import read
 from hpc_es.store import records as journal
+from hpc_es.store.frames import Frames
 from hpc_es.store.journal import read_journal
 from hpc_es.transport import messages
 from hpc_es.transport.messages import Rendezvous, decode, encode, read_rendezvous
@@ -56,9 +56,6 @@ NUM_PARAMETERS = 1024
 START_TIMEOUT_S, SILENCE_S = 60.0, 60.0
 COLUMNS = ("results/s", "per CPU-s", "goal", "head CPU", "clients", "arena", "fsyncs", "MB sent", "lost", "double")
 WIDTH = 10
-
-_HEADER_BYTES, _FRAME = 8, struct.Struct("<4sII")
-"""Of a journal: see hpc_es/store/journal.py."""
 
 
 def main() -> None:
@@ -339,12 +336,8 @@ def ids(rows: pd.DataFrame) -> Iterator[EvalId]:
 
 def num_fsyncs(paths: RunPaths) -> int:
     """Frames of the journal: each is made durable by one fsync."""
-    data = paths.segment(1).read_bytes()
-    offset, count = _HEADER_BYTES, 0
-    while offset < len(data):
-        _marker, length, _checksum = _FRAME.unpack_from(data, offset)
-        offset, count = offset + _FRAME.size + length, count + 1
-    return count
+    path = paths.segment(1)
+    return sum(1 for _ in Frames(path, path.read_bytes()).payloads())
 
 
 def children_cpu() -> float:

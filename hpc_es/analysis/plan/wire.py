@@ -14,7 +14,7 @@ from hpc_es.config.schema import Config
 from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member, Result
 from hpc_es.head.planning import Tasks, assign_member, make_commit
 from hpc_es.store import records as journal
-from hpc_es.store.journal import frame
+from hpc_es.store.frames import frame
 from hpc_es.transport.messages import Ack, Announce, Heartbeat, Report, Work, encode, encode_commit
 
 _WORKER = "12345678_1234.0-0123456789ab"
@@ -116,4 +116,4 @@ def _journalled(version: int, commit: Commit, cohort: list[tuple[Assignment, Res
         journal.Committed(_NOW, commit),
         journal.Digested(_NOW, version + 1, _DIGEST, 0.1, 0.1),
     ]
-    return len(frame(written))
+    return len(frame(written)[0])

@@ -1,0 +1,191 @@
+"""What else in a run folder knows how far the run came, so that a journal that lost its end is not taken for whole.
+
+Invariant: a head makes its journal durable before anything else tells of it. So nothing in the run folder knows of a
+newer generation, of more bytes or of a newer version than a journal that is whole, whatever was killed and when. For
+the same reason whoever reads a live run has to gather the witnesses before the journal.
+
+The witnesses: rendezvous.json (generation), run.h5 (generation, bytes of its segment, run), checkpoints (versions and
+their digests) and journals of later evaluations (versions).
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from hpc_es.errors import JournalDamaged, StoreError
+from hpc_es.paths import RunPaths
+from hpc_es.store.frames import Frames, damaged
+from hpc_es.store.hdf5_tables import hdf5_end
+from hpc_es.store.records import AnyRecord, Committed, Digested, Planned, Started
+
+_HEARD = frozenset((Started, Committed, Digested))
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What a file says of the head that wrote it."""
+
+    path: Path
+    generation: int
+    run_id: str
+    num_bytes: int = 0
+    """Durable bytes of that head's segment."""
+
+
+@dataclass(frozen=True)
+class _Version:
+    """A file that exists because the run reached a version."""
+
+    path: Path
+    version: int
+    digest: int | None = None
+    base_digest: int | None = None
+
+
+@dataclass
+class Witnesses:
+    paths: RunPaths
+    heads: list[_Head]
+    versions: list[_Version]
+    _base_digest: int = 0
+    _digests: dict[int, int] = field(default_factory=dict)
+    """By version, as the journal has them so far."""
+    _last: int = 0
+
+    @classmethod
+    def gather(cls, paths: RunPaths) -> "Witnesses":
+        """What cannot be read is no witness. Errors: StoreError when run.h5 is of a newer schema."""
+        heads = [head for head in (_rendezvous(paths), _hdf5(paths)) if head is not None]
+        return cls(paths, heads, [*_checkpoints(paths), *_later_evals(paths)])
+
+    def check_start(self, newest: Started | None) -> None:
+        """`newest`: first record of the newest segment. Errors: JournalDamaged when there was a newer one."""
+        if newest is None:
+            self._refuse_leftovers()
+            return
+        newer = [head for head in self.heads if head.generation > newest.generation]
+        if newer:
+            missing, written = self.paths.segment(max(head.generation for head in newer)), [head.path for head in newer]
+            raise JournalDamaged(
+                f"{missing} is missing or empty (offset 0), but its head wrote {_names(written)}: "
+                + self._remedy(f"segment {newest.generation}", written)
+            )
+
+    def _refuse_leftovers(self) -> None:
+        paths = self.paths
+        left = [path for path in (paths.rendezvous, paths.hdf5) if path.exists()]
+        left += [*(folder for _, folder in paths.written_checkpoints()), *paths.later_evals()]
+        if left:
+            raise JournalDamaged(
+                f"{paths.root} has no journal, although it has {_names(left)}: restore the journal from a copy, or "
+                "remove them to begin anew"
+            )
+
+    def listen(self, records: Iterable[AnyRecord]) -> None:
+        """To everything that the journal says, in order."""
+        for record in records:
+            if type(record) not in _HEARD:  # nearly all of them
+                continue
+            if isinstance(record, Digested):
+                self._digests[record.version] = record.digest
+            elif isinstance(record, Committed):
+                self._last = record.commit.version
+            elif isinstance(record, Started):
+                self._base_digest = self._digests[0] = record.base_digest
+
+    def check_segment(self, started: Started, frames: Frames, *, is_newest: bool) -> None:
+        """After a segment was heard. Errors: JournalDamaged when it is not of its head, or its end is lost."""
+        heads = [head for head in self.heads if head.generation == started.generation]
+        for head in heads:
+            if head.run_id != started.run_id:
+                raise damaged(
+                    frames.path,
+                    0,
+                    f"it is of the run {started.run_id!r}, but {head.path.name} of the same generation is of "
+                    f"{head.run_id!r}: one of them is from another run",
+                )
+        further = [head for head in heads if head.num_bytes > frames.end]
+        newer = [version for version in self.versions if self._is_newer(version)] if is_newest else []
+        if further or newer:
+            known = [f"{head.path.name}, written when it had {head.num_bytes} bytes" for head in further]
+            known += [str(version.path.relative_to(self.paths.root)) for version in newer]
+            raise JournalDamaged(
+                f"{frames.path} is damaged at offset {frames.end}: it ends here, at version {self._last}, but there is "
+                f"{', '.join(known)}: "
+                + self._remedy(f"version {self._last}", [*(head.path for head in further), *(v.path for v in newer)])
+            )
+
+    def _is_newer(self, witness: _Version) -> bool:
+        if witness.base_digest not in (None, self._base_digest):
+            return False  # of another run: passed over, or refused, by who loads it
+        if witness.digest is None:
+            return witness.version > self._last
+        # A checkpoint is only written once the digest of its version is durable. One with the digest of another version
+        # was relabelled, and says nothing about the end.
+        return witness.version not in self._digests and witness.digest not in self._digests.values()
+
+    @staticmethod
+    def _remedy(where: str, remove: list[Path]) -> str:
+        return (
+            f"its end is lost. Restore the journal from a copy, or, to go on from {where} and compute the rest again, "
+            f"remove {_names(remove)}"
+        )
+
+
+def _names(paths: list[Path]) -> str:
+    return ", ".join(map(str, paths))
+
+
+def _rendezvous(paths: RunPaths) -> _Head | None:
+    with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
+        said = msgspec.json.decode(paths.rendezvous.read_bytes(), type=_Rendezvous)
+        return _Head(paths.rendezvous, said.generation, said.run_id)
+    return None
+
+
+class _Rendezvous(msgspec.Struct, frozen=True):
+    """Of transport.messages.Rendezvous, which this package must not import."""
+
+    generation: int
+    run_id: str
+
+
+def _hdf5(paths: RunPaths) -> _Head | None:
+    if not paths.hdf5.is_file():
+        return None
+    end = hdf5_end(paths.hdf5)
+    return _Head(paths.hdf5, end.generation, end.run_id, end.num_bytes) if end else None
+
+
+def _checkpoints(paths: RunPaths) -> Iterable[_Version]:
+    written = paths.written_checkpoints()
+    if not written:
+        return
+    from hpc_es.params import checkpoint
+
+    for version, folder in written:
+        with contextlib.suppress(StoreError):
+            manifest = checkpoint.read_numbered(folder)
+            yield _Version(folder, version, manifest.digest, manifest.base_digest)
+
+
+def _later_evals(paths: RunPaths) -> Iterable[_Version]:
+    for path in paths.later_evals():
+        with contextlib.suppress(OSError, StoreError):
+            frames = Frames(path, path.read_bytes())
+            planned, base_digest = 0, None
+            for offset, payload in frames.payloads():
+                if base_digest is None or _PLANNED.search(payload):  # the others are many
+                    for record in frames.decode(offset, payload):
+                        if isinstance(record, Planned):
+                            planned = max(planned, record.version)
+                        elif isinstance(record, Started):
+                            base_digest = record.base_digest
+            yield _Version(path, planned, None, base_digest)
+
+
+_PLANNED = re.compile(Planned.__name__.encode())

@@ -1,0 +1,1 @@
+"""The parts of tools/fuzz.py: what is damaged, and how readers are judged."""
