@@ -16,11 +16,10 @@ import typer
 from hpc_es.cli.arguments import EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED
 from hpc_es.cli.terminal import say
 from hpc_es.errors import ConfigError, HpcEsError, ModelError
+from hpc_es.quoting import MAX_MESSAGE, quote
 
 SHOW_TRACEBACK = "HPC_ES_TRACEBACK"
 """Environment variable: where it is set, and not to 0, every failure has its traceback."""
-MAX_CHARACTERS = 10_000
-"""Length of a message; the end of a log may be part of it."""
 
 _MISTAKES = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP),
@@ -53,10 +52,7 @@ def end_with_message(error: BaseException, *, is_role: bool) -> NoReturn:
 
 
 def _end(message: str, code: int) -> NoReturn:
-    if len(message) > MAX_CHARACTERS:
-        half = MAX_CHARACTERS // 2
-        message = f"{message[:half]} [... {len(message) - 2 * half} characters ...] {message[-half:]}"
-    say(message, err=True, colour="red")
+    say(quote(message, MAX_MESSAGE), err=True, colour="red")
     raise typer.Exit(code) from None
 
 

@@ -143,7 +143,7 @@ def _ipv4_of(interface: str) -> str | None:
 def _ipv6_of(interface: str) -> str | None:
     """The one that reaches furthest. The kernel lists: address, index, prefix, scope (0: global), flags, interface."""
     try:
-        lines = [line.split() for line in _IPV6_ADDRESSES.read_text().splitlines()]
+        lines = [line.split() for line in _IPV6_ADDRESSES.read_text(encoding="utf-8").splitlines()]
     except OSError:  # a kernel without IPv6
         return None
     found = [(int(scope, 16), digits) for digits, _, _, scope, _, name in lines if name == interface]
