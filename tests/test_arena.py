@@ -114,7 +114,8 @@ def with_dtype(folder: Path, name: str, dtype: str) -> None:
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
-    header[name]["dtype"] = dtype
+    start, end = header[name]["data_offsets"]
+    header[name].update(dtype=dtype, shape=[(end - start) // (8 if dtype == "I64" else 1)])
     text = json.dumps(header).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 

@@ -78,9 +78,11 @@ def test_scalars_follow_the_core_schema_of_yaml_1_2(text: str, value: Any) -> No
     assert type(read) is type(value)
 
 
+text_of_files = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+whole_numbers = st.integers(-(2**63), 2**64 - 1)
 json_like = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    st.none() | st.booleans() | whole_numbers | st.floats(allow_nan=False) | text_of_files,
+    lambda inner: st.lists(inner) | st.dictionaries(text_of_files, inner),
     max_leaves=10,
 )
 tricky_text = st.from_regex(r"[-+0-9.eEx:_onftrue~ #\[\]{}'\"\n]{0,8}", fullmatch=True)
@@ -337,7 +339,7 @@ def error_of_extends(folder: Path, parent: str) -> str:
 
 # --- saving and comparing -----------------------------------------------------------------------------------------
 
-options = st.dictionaries(st.text(min_size=1).filter(lambda key: "." not in key), json_like, max_size=3)
+options = st.dictionaries(text_of_files.filter(lambda key: key and "." not in key), json_like, max_size=3)
 
 
 @given(sigma=st.floats(1e-12, 1e3), name=tricky_text, seed=st.integers(0, 2**63 - 1), options=options)
@@ -366,7 +368,7 @@ def test_steps_that_would_leave_the_range_of_float32_are_refused(config_file: Pa
 
 def test_more_updates_than_checkpoints_can_be_named_after_are_refused(config_file: Path) -> None:
     with pytest.raises(ConfigError, match="must be below 100000000"):
-        load(config_file, ["run.num_updates=99999999999999999999999"])
+        load(config_file, ["run.num_updates=99999999999999"])
 
 
 def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:

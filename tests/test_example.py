@@ -1,4 +1,4 @@
-"""examples/guess.py, the task of the README: short, keeps the contract, and can be trained on as it stands."""
+"""examples/guess.py, the task of docs/tasks.md: short, keeps the contract, and can be trained on as it stands."""
 
 import subprocess
 import sys
@@ -27,7 +27,7 @@ def test_the_example_has_less_than_60_lines_and_keeps_the_contract() -> None:
 
 
 def test_the_readme_shows_the_example_as_it_is() -> None:
-    assert (ROOT / "examples" / "guess.py").read_text() in (ROOT / "README.md").read_text()
+    assert (ROOT / "examples" / "guess.py").read_text() in (ROOT / "docs" / "tasks.md").read_text()
 
 
 def test_halving_always_finds_the_number_and_guessing_the_same_does_not() -> None:

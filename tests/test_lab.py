@@ -14,7 +14,7 @@ from hpc_es.config.schema import SamplingConfig
 from hpc_es.engine.lab import AsciiTokenizer, draw
 from hpc_es.envs import lab, make
 from hpc_es.envs.check import check_env
-from hpc_es.errors import ConfigError, EnvError
+from hpc_es.errors import ConfigError, EnvError, ModelError
 from hpc_es.params.arena import Arena
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.params.models import get_model
@@ -180,3 +180,17 @@ def hpc_es(*arguments: str) -> str:
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     return done.output
+
+
+def test_a_model_of_other_shapes_is_refused_by_its_tensor(tmp_path: Path) -> None:
+    from small_checkpoint import save
+
+    from hpc_es.config.schema import ModelConfig
+    from hpc_es.engine.lab import _Live
+
+    write_lab_model(tmp_path, 8)
+    arena = Arena.from_pretrained(tmp_path)
+    tensors = {name: np.array(arena.tensor(name)) for name in arena.names}
+    save(tmp_path, {**tensors, "readout.weight": tensors["readout.weight"].T})
+    with pytest.raises(ModelError, match=r"readout\.weight has the shape \(8, 128\) where \(128, 8\) is wanted"):
+        _Live(ModelConfig(path=str(tmp_path)), "none")

@@ -324,7 +324,7 @@ def test_ranks_that_cannot_share_the_model_are_refused_before_anything_starts(st
 def test_a_model_that_cannot_be_used_is_refused_before_anything_starts(stage: Stage) -> None:
     stage.script(head=[WAITS], local_0=[WAITS])
     (stage.model / "config.json").write_text("[]")
-    with pytest.raises(ModelError, match="no model's description, but list"):
+    with pytest.raises(ModelError, match="must hold an object, not list"):
         stage.run()
     (stage.model / "config.json").write_text('{"quantization_config": {"bits": 4}}')
     with pytest.raises(ModelError, match="is quantised"):

@@ -1,5 +1,7 @@
 """math_tool's judge: what counts as a right answer, and what judging costs at most."""
 
+import contextlib
+import io
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +11,7 @@ import pytest
 from hpc_es import envs
 from hpc_es.envs.math_tool import judge
 from hpc_es.envs.math_tool.judge import is_right, number
+from hpc_es.envs.sandbox import Ran
 from hpc_es.errors import ConfigError, EnvError
 
 
@@ -50,6 +53,84 @@ def test_algebra_is_left_to_math_verify() -> None:
     ]
     with ThreadPoolExecutor(2) as pool:  # not the main thread, where alone math-verify's own limits work
         assert list(pool.map(lambda pair: is_right(*pair[:2]), pairs)) == [pair[2] for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("right", "answer"),
+    [
+        *[
+            ("42", text)
+            for text in (r"42\text{ or anything}", r"42\text{ or so}\text{ more}", r"42\mathrm{ or anything}")
+        ],
+        *[
+            ("42", text)
+            for text in (r"42\textit{ or 43}", r"42\text{ 43}", r"42\text{ (not 43)}", r"42\text{ a {or} b}")
+        ],
+        *[
+            ("42", text)
+            for text in (r"41\to 42", r"41 \Rightarrow 42", r"43\implies 42", r"42 \text{ but also others}")
+        ],
+        ("C", r"C\text{ or A}"),
+        ("7", r"7\text{ which is what all of this comes to}"),
+    ],
+)
+def test_an_answer_that_says_more_than_a_value_and_its_unit_is_wrong(
+    right: str, answer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "Sandbox", None)  # it needs no algebra to see that
+    assert not is_right(right, answer)
+
+
+VERDICTS = [
+    ("42", r"4200\%", False),
+    ("42", "4200 percent", False),
+    ("42", r"42\%", True),
+    ("0.5", r"50\%", True),
+    (r"50\%", "0.5", True),
+    (r"50\%", "50", True),
+    ("0.1,0.2", r"10\%,20\%", True),
+    ("0.000000001", "0.0", False),
+    (r"10^{-9}", "0.0", False),
+    ("0", "0.0000001", False),
+    ("0.0000012", "0.000001", False),
+    ("0", "0.0", True),
+    (r"\frac{1}{10^{9}}", "0.000000001", True),
+    ("42", "41=42", False),
+    ("42", "x=41=42", False),
+    ("42", r"6 \cdot 7=42", True),
+    ("42", "41, 42", False),
+    ("42", r"42\text{ or }41", False),
+    ("1,2", r"x=1\text{ or }x=2", True),
+    ("42", r"42\text{ cm}^2", True),
+    ("42", r"\text{42}", True),
+    ("42", r"42\text{ m^2}", True),
+    ("42", r"42\text{ miles per hour}", True),
+    (r"10^{400}", "10^{400}+0", True),
+]
+
+
+class NoSandbox:
+    """Runs the judge's program in this process, where the algebra is loaded once."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __enter__(self) -> "NoSandbox":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, command: list[str], stdin: str) -> Ran:
+        said = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+            patch.setattr("sys.stdin", io.StringIO(stdin))
+            exec(command[2], {})
+        return Ran(said.getvalue(), 0, "exit", 0.0)
+
+
+def test_percent_numbers_near_zero_and_several_answers_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "Sandbox", NoSandbox)
+    found = [(right, given, is_right.__wrapped__(right, given)) for right, given, _ in VERDICTS]
+    assert found == VERDICTS
 
 
 def test_an_expression_that_never_ends_is_wrong_within_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:

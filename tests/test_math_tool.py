@@ -94,6 +94,32 @@ def test_a_turn_that_asks_for_nothing_is_refused_and_counts() -> None:
     assert (end.truncated, end.terminated, end.observation, end.reward) == (True, False, None, 0)
 
 
+def test_the_published_protocol_has_bash_alone_and_no_hint() -> None:
+    env = _env(tools=["bash"], hint=False, max_turns=3)
+    told = env.reset(0).messages[0].content
+    assert "begins with ```bash and ends" in told
+    assert "```python" not in told
+    refused = env.step(PROGRAM)
+    assert refused.invalid
+    assert "There is no python tool" in _shown(refused)
+    assert "Write one block of ```bash, closed by ```" in _shown(refused)
+    assert _shown(env.step("```bash\npython3 -c 'print(7 * 8)'\n```")) == "Output:\n56"  # and no word on the last turn
+    assert env.step(RIGHT).success
+
+
+@pytest.mark.parametrize(("tools", "example"), [(["bash"], "echo $((12 * 7))"), (["python"], "print(12 * 7)")])
+def test_a_short_prompt_shows_a_tool_that_there_is(tools: list[str], example: str) -> None:
+    env = _env(tools=tools, style="short")
+    assert f"```{tools[0]}\n{example}\n```" in env.reset(0).messages[0].content
+    assert f"Write a ```{tools[0]} block" in _shown(env.step("Hm."))
+
+
+def test_without_tools_there_is_no_math_tool() -> None:
+    for tools in ([], ["perl"]):
+        with pytest.raises(ConfigError, match="option tools"):
+            _env(tools=tools)
+
+
 def test_a_refused_turn_is_no_call_of_the_tool() -> None:
     env = _env()
     env.reset(0)

@@ -1,16 +1,28 @@
 """configs/methods: every published setting, held against the papers' tables."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
-from hpc_es.config import load
+from hpc_es.cli import app
+from hpc_es.config import load, yaml12
 from hpc_es.config.load import Loaded
 from hpc_es.es import schedules
 from hpc_es.es.subspaces import advice
 
-METHODS = Path(__file__).resolve().parent.parent / "configs" / "methods"
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+METHODS = CONFIGS / "methods"
+WHOLE = {
+    "endless-terminals": "terminal",
+    "agentic-esopt/webarena-lite": "webarena",
+    **dict.fromkeys([f"agentic-esopt/ahd-{kind}-{t}" for kind in ("eoh", "sample") for t in (1000, 2000)], "ahd"),
+}
+"""Presets that name their run, model and task, whose environment does not exist yet."""
 
 GREEDY = {"sampling.temperature": 0}
 ASYNC = {"staleness.mode": "natural", "staleness.max_lag": 1}
@@ -26,6 +38,7 @@ SUDOKU = {
     "sampling.max_tokens": 64,
     "eval.every": 10,
     "eval.num_tasks": 32,
+    "eval.repeats": 3,
     "task.options.size": 9,
 }
 REACT = {
@@ -70,6 +83,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "es.tasks_per_member": 16,
         "eval.every": 10,
         "eval.num_tasks": 128,
+        "launch.workers": 4,
+        "slurm.workers": 4,
     },
     "endless-terminals": {
         **ASYNC,
@@ -81,7 +96,10 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "sampling.temperature": 0.6,
         "sampling.top_p": 1,
         "sampling.max_tokens": 2048,
+        "task.options.max_turns": 16,
+        "eval.repeats": 3,
         "launch.workers": 4,
+        "slurm.workers": 4,
     },
     "agentic-esopt/sudoku-h5": {**SUDOKU, **cosine(1e-3, 2.5e-4), "task.options.blanks": 5},
     "agentic-esopt/sudoku-h10": {**SUDOKU, **cosine(1e-3, 2.5e-4), "task.options.blanks": 10},
@@ -107,6 +125,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "sampling.top_p": 0.8,
         "sampling.top_k": 20,
         "sampling.max_tokens": 2048,
+        "task.options.max_turns": 30,
+        "eval.every": 10,
+        "eval.repeats": 3,
     },
     "agentic-esopt/ahd-eoh-1000": ahd(50, 10),
     "agentic-esopt/ahd-eoh-2000": ahd(50, 30),
@@ -168,7 +189,8 @@ def test_a_preset_sets_nothing_that_the_run_itself_must_say(tmp_path: Path, pres
     origins = loaded(tmp_path, preset).origins
     ours = [key for key, origin in origins.items() if "/methods/" in origin]
     sections = ("run.num_updates", "es.", "sampling.", "eval.", "staleness.", "launch.workers", "slurm.workers")
-    allowed = (*sections, "engine.max_model_len", "task.options.")
+    of_the_run = ("run.name", "model.path", "task.env") if preset in WHOLE else ()
+    allowed = (*sections, "engine.max_model_len", "task.options.", *of_the_run)
     assert all(key.startswith(allowed) for key in ours)
 
 
@@ -182,3 +204,66 @@ def test_the_published_sigma_of_heuristic_design_ends_at_nothing(tmp_path: Path)
     values = [schedules.value(sigma.kind, sigma.start, sigma.end, update=u, num_updates=50) for u in range(1, 51)]
     assert (values[0], values[-1]) == (1e-3, 0)
     assert all(value > 0 for value in values[:-1])
+
+
+# --- environments that do not exist yet ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("preset", "env"), WHOLE.items())
+def test_a_preset_without_its_environment_is_shown_and_planned_but_not_run(
+    preset: str, env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = str(METHODS / f"{preset}.yaml")
+    shown = invoke("config", "show", file)
+    assert shown.exit_code == 0
+    assert f"task.env={env}" in shown.stdout
+    planned = invoke("plan", file, "--parameters", "8e9", "--tokens-in", "900", "--tokens-out", "100")
+    assert planned.exit_code == 0, planned.output
+    for command in (("run", file), ("submit", file), ("prepare", file), ("env", "check", env), ("env", "play", env)):
+        refused = invoke(*command)
+        assert refused.exit_code == 2
+        assert f"the environment {env} is not part of hpc_es yet" in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+# --- sources --------------------------------------------------------------------------------------------------------
+
+SOURCES = re.compile(r" # (paper|code|published|chosen|unknown)\b")
+"""What each key of a preset says of its value (docs/presets.md)."""
+PRESETS = sorted(path for folder in ("methods", "staleness", "tasks") for path in (CONFIGS / folder).rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: str(path.relative_to(CONFIGS).with_suffix("")))
+def test_every_key_says_where_its_value_is_from(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    tree = yaml12.parse(text, str(path))
+    assert isinstance(tree, dict)
+    tree.pop("extends", None)
+    lines = text.splitlines()
+    numbers = {int(origin.rpartition(":")[2]) for _, origin in yaml12.origins(tree)}
+    assert [lines[number - 1] for number in sorted(numbers) if not SOURCES.search(lines[number - 1])] == []
+
+
+def test_the_page_of_the_presets_has_what_their_comments_say() -> None:
+    command = [sys.executable, str(CONFIGS.parent / "tools" / "presets_table.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=CONFIGS.parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_what_is_published_is_not_said_to_be_chosen_or_unknown() -> None:
+    """The table above against the comments: the two must not part."""
+    for preset, published in PUBLISHED.items():
+        path = METHODS / f"{preset}.yaml"
+        tree = yaml12.parse(path.read_text(encoding="utf-8"), str(path))
+        assert isinstance(tree, dict)
+        lines = path.read_text(encoding="utf-8").splitlines()
+        for key, origin in yaml12.origins(tree):
+            named = SOURCES.search(lines[int(origin.rpartition(":")[2]) - 1])
+            if key in published and preset != "momentum":  # its beta1 is our choice, Polyak's is the method
+                assert named is not None
+                assert named[1] in ("paper", "code", "published"), (preset, key)

@@ -42,7 +42,16 @@ def test_workers_that_come_up_after_the_end_are_told():
     late = planned(config, of(135e6), workers=64, assumed=assume("h100", ["start_s=600"]))
     assert 0 < late.num_up < 64
     assert f"{late.num_up} of 64 workers came up before the end" in late.cautions[-1]
-    assert planned(config, of(135e6), workers=64, assumed=assume("h100", ["start_s=0"])).cautions == ()
+    at_once = assume("h100", ["start_s=0", "core_noise_g_per_s=100"])
+    assert planned(config, of(135e6), workers=64, assumed=at_once).cautions == ()
+
+
+def test_a_head_that_workers_wait_for_is_told():
+    config, at_once = config_of(es={"population": 64}), assume("h100", ["start_s=0"])
+    (told,) = planned(config, of(135e6), workers=64, assumed=at_once).cautions
+    assert "while the head adds an update, which takes 8 s with slurm.head.cpus=1" in told
+    many = config_of(es={"population": 64}, slurm={"head": {"cpus": 64}})
+    assert planned(many, of(135e6), workers=64, assumed=at_once).cautions == ()
 
 
 @pytest.mark.parametrize(
@@ -153,9 +162,10 @@ def test_the_command_prints_what_it_assumes():
 
 def test_the_command_prints_its_cautions_before_the_next_command():
     done = invoke(*SUDOKU, "--workers", "40", "--tokens-per-episode", "3600", "--parameters", "4.5e9")
-    *_, caution, last = done.output.splitlines()
-    assert caution.startswith("caution: ")
-    assert "8 of the 40 workers would only ever idle" in caution
+    *_, idle, head, last = done.output.splitlines()
+    assert idle.startswith("caution: ")
+    assert "8 of the 40 workers would only ever idle" in idle
+    assert "slurm.head.cpus=1" in head
     assert "hpc-es simulate" in last
 
 
@@ -164,7 +174,8 @@ def test_what_is_not_there_has_no_size_and_small_ratios_no_zero():
     lines = {line.split()[0]: line for line in invoke(*SUDOKU, *options).output.splitlines() if line.strip()}
     assert lines["theta"].split()[1] == "-"
     few = invoke(*SUDOKU, *options, "es.population=12", "es.tasks_per_member=8").output
-    assert "0.075 x GRPO's" in few
+    (ratio,) = [line for line in few.splitlines() if line.startswith("an update, over GRPO's")]
+    assert ratio.split()[4] == "0.075"
 
 
 def test_its_json_has_the_numbers():
@@ -174,6 +185,9 @@ def test_its_json_has_the_numbers():
     assert facts["compute"]["per_update"] == 2 * 32 * 32 * 3600 * 4.5e9
     assert facts["gpu_hours"] == pytest.approx(4 * facts["simulated"]["total_s"] / 3600)
     assert facts["assumptions"] == H100.model_dump()
+    assert facts["compute"]["gradient"]["grpo_in_all"] == 100 * facts["compute"]["gradient"]["grpo_per_update"]
+    assert facts["memory"]["gradient"]["grpo"] == 14 * 4.5e9
+    assert facts["basis"]["pace"] == "fit"
 
 
 def test_a_machine_without_a_gpu_is_planned_like_any_other():

@@ -62,6 +62,7 @@ EVERYWHERE: list[Callable[[Any], Any]] = [
     plots.plot_waiting,
     plots.plot_update_norms,
     plots.plot_episodes,
+    plots.plot_finals,
     plots.plot_lengths,
 ]
 
@@ -215,6 +216,48 @@ def test_at_each_step_fitness_falls_back_to_the_start(runs: dict[str, Run]) -> N
     assert found["before"][0] > found["at"][0] + 0.01
     assert brackets(runs["sync"]).empty
     plots.plot_brackets(list(runs.values()))
+
+
+def test_the_fitness_of_a_staircase_is_drawn_raw(runs: dict[str, Run]) -> None:
+    figure = plots.plot_learning_curve(runs["staircase"])
+    thick = max(figure.axes[0].lines, key=lambda line: float(line.get_linewidth()))
+    assert ys(thick) == list(runs["staircase"].updates["fitness_mean"])
+    assert figure.axes[0].get_title(loc="left") == "Training: cohort fitness, raw"
+    turns = max(plots.plot_episodes(runs["staircase"]).axes[0].lines, key=lambda line: float(line.get_linewidth()))
+    assert ys(turns) == list(per_update(runs["staircase"])["turns"])
+    together = plots.plot_learning_curve([runs["sync"], runs["staircase"]]).axes[0].get_title(loc="left")
+    assert together == "Training: cohort fitness, mean of 5 updates, raw for a staircase"
+
+
+def test_brackets_have_sync_and_async_1_of_the_same_settings_beside_them(runs: dict[str, Run], tmp_path: Path) -> None:
+    natural = replace(MODES["natural"], num_updates=8)
+    others = [
+        stage(tmp_path / "async1", natural),
+        stage(tmp_path / "async2", replace(natural, staleness={"mode": "natural", "max_lag": 2})),
+        stage(tmp_path / "bigger", replace(MODES["sync"], es={"alpha": 1e-3})),
+    ]
+    figure = plots.plot_brackets(runs["staircase"], references=[*runs.values(), *others])
+    lines = {str(line.get_label()): line for line in figure.axes[0].lines if " " not in str(line.get_label())}
+    assert ys(lines["Sync"]) == list(runs["sync"].updates["fitness_mean"])
+    assert ys(lines["Async-1"]) == list(others[0].updates["fitness_mean"])
+    assert not {"Async-2", "Tail-2", "Staircase"} & {*lines}
+    assert len(plots.plot_brackets(runs["staircase"]).axes[0].lines) == len(figure.axes[0].lines) - 2
+
+
+def test_finals_are_shown_by_condition_with_every_run(tmp_path: Path, runs: dict[str, Run]) -> None:
+    repeated = [
+        stage(tmp_path / f"run{seed}", Staged(composition=sync(4), seed=seed, success={0: 1, 8: solved}))
+        for seed, solved in enumerate((2, 6))
+    ]
+    axes = plots.plot_finals([*repeated, runs["tail"]]).axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["Sync (2)", "Tail-2 (1)"]
+    (dots,) = [line for line in axes.lines if len(line.get_xdata()) == 2 and line.get_marker() == "o"]
+    assert xs(dots) == [2 / 8, 6 / 8]
+    means = [container.lines[0] for container in axes.containers]
+    assert [xs(line) for line in means] == [[0.5], [3 / 8]]
+    (deviation,), (error,) = (container.lines[2] for container in axes.containers)
+    assert np.ptp(deviation.get_segments()[0][:, 0]) == pytest.approx(2 * np.std([2 / 8, 6 / 8], ddof=1))
+    assert np.ptp(error.get_segments()[0][:, 0]) == pytest.approx(2 * (3 / 8 * 5 / 8 / 8) ** 0.5)
 
 
 # --- time --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from hpc_es.analysis.accounts import Simulated
+from hpc_es.analysis.durations import parse
+from hpc_es.analysis.misfits import DURATIONS, misfits
+from hpc_es.analysis.simulate import simulate
 from hpc_es.config import load
 from hpc_es.config.schema import Config
 from hpc_es.head.planning import schedule_of
@@ -46,6 +50,8 @@ COHORTS: dict[str, dict[str, dict[int, int]]] = {
 }
 """Results by lag in the cohort of update 200 (30x100: 120); published.md and the paper's tables."""
 NATURAL = [(size, "async-1") for size in SIZES]
+NUM_WORKERS = 4
+"""Of the published study."""
 
 
 def load_preset(folder: Path, preset: str) -> Config:
@@ -69,6 +75,44 @@ def test_async_1_takes_what_comes_at_most_one_version_late(tmp_path: Path, size:
     assert (config.es.population, config.es.tasks_per_member, config.run.num_updates) == SIZES[size]
     schedule = schedule_of(config)
     assert (schedule.on_demand, schedule.max_lag) == (True, 1)
+
+
+def played(config: Config, num_workers: int, num_updates: int | None = None) -> Simulated:
+    """The run as the real head decides it, with evaluations as uneven as those of agents."""
+    updates = {"run": config.run.model_copy(update={"num_updates": num_updates})} if num_updates else {}
+    no_evaluations = {"eval": config.eval.model_copy(update={"num_tasks": 0})}
+    shortened = config.model_copy(update={**updates, **no_evaluations})
+    return simulate(shortened, parse(DURATIONS, population=config.es.population), num_workers=num_workers)
+
+
+@pytest.mark.parametrize(("size", "name"), [(size, name) for size, names in COHORTS.items() for name in names])
+def test_a_condition_plays_with_the_published_lags(tmp_path: Path, size: str, name: str) -> None:
+    """Whatever the number of workers: compositions are fixed. The last cohort has every lag that is asked for."""
+    config, expected = load_preset(tmp_path, f"{size}/{name}"), COHORTS[size][name]
+    num_updates = config.run.num_updates if max(expected) > 30 else 2 * max(expected) + 2
+    run = played(config, NUM_WORKERS, num_updates)
+    compositions = [schedule_of(config).composition(update) for update in range(1, num_updates + 1)]
+    assert run.lags == {
+        lag: count for lag in range(129) if (count := sum(cohort.get(lag, 0) for cohort in compositions))
+    }
+    assert run.stale[-1] == sum(count for lag, count in expected.items() if lag)
+    assert run.discarded_share == 0
+    assert misfits(config, NUM_WORKERS) == []
+
+
+@pytest.mark.parametrize(("size", "stale"), [("16x16", 0.1875), ("30x32", 0.1), ("30x100", 0.1)])
+@pytest.mark.parametrize("launcher", ["launch", "slurm"])
+def test_async_1_is_as_stale_as_published_by_itself(tmp_path: Path, size: str, stale: float, launcher: str) -> None:
+    """3/16 and 3/30; in the study 114 of 120 cohorts have exactly 3 results of lag 1 (95 %)."""
+    config = load_preset(tmp_path, f"{size}/async-1")
+    num_workers = getattr(config, launcher).workers
+    run = played(config, num_workers, 120)
+    assert num_workers == NUM_WORKERS
+    assert run.lag_max == 1
+    assert run.lag_mean == pytest.approx(stale, rel=0.05)
+    assert max(run.stale) <= 3
+    assert run.stale.count(3) >= 0.9 * 120
+    assert misfits(config, num_workers) == []
 
 
 @pytest.mark.parametrize("size", ["16x16", "30x32"])

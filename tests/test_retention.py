@@ -13,8 +13,11 @@ import jinja2
 import pytest
 import yaml
 from msgspec.structs import replace
+from staged_run import Staged, stage, sync
 from typer.testing import CliRunner, Result
 
+from hpc_es.analysis.retention import retention as measured_retention
+from hpc_es.analysis.retention import retention_text
 from hpc_es.cli import app
 from hpc_es.cli.retention import _lines
 from hpc_es.config import Config, save
@@ -23,13 +26,13 @@ from hpc_es.errors import ConfigError, StoreError
 from hpc_es.es.records import Commit, EvalId, UpdateMember
 from hpc_es.launch.retention import measure as measuring
 from hpc_es.launch.retention.measure import Wishes, measure, of_model
-from hpc_es.launch.retention.records import Measured, Record, Settings, find_record, write_record
 from hpc_es.launch.retention.tasks import DEFINITIONS, Examples, extract_letter, make_task, read_examples
 from hpc_es.params import Arena
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths, retention_records
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
+from hpc_es.store.retention import Measured, Record, Settings, find_record, write_record
 
 lm_eval = pytest.importorskip("lm_eval")
 
@@ -362,7 +365,7 @@ def test_what_was_done_before_a_kill_is_not_lost(tiny: Path, data: Path, tmp_pat
     assert scored.scores["acc"] == sum(scored.correct["acc"]) / 3
 
 
-def record(digest: str, correct: list[int], dtype: str = "float32") -> Record:
+def record(digest: str, correct: list[int], dtype: str = "float32", version: int = 3) -> Record:
     settings = Settings(backend="vllm", dtype=dtype, max_tokens=3, max_length=99, chat=True, chat_options={}, seed=2357)
     measured = Measured(
         digest=digest,
@@ -375,9 +378,9 @@ def record(digest: str, correct: list[int], dtype: str = "float32") -> Record:
     )
     return Record(
         measured=measured,
-        title="",
+        title="MMLU-Pro",
         source="models/some",
-        version=3,
+        version=version,
         scores={"exact_match": sum(correct) / len(correct)},
         correct={"exact_match": correct},
         answers=None,
@@ -401,6 +404,33 @@ def test_changes_are_paired_by_example_and_only_between_equal_settings() -> None
     assert all(line.change is None for line in _lines([(here, base), (here, same)], compare=False))
 
 
+def test_the_table_of_retention_pairs_each_run_with_its_base_by_condition(tmp_path: Path) -> None:
+    for seed, correct in ((0, [1, 0, 0, 0]), (1, [1, 1, 1, 0])):
+        stage(tmp_path / f"run{seed}", Staged(composition=sync(4), seed=seed))
+        evals = RunPaths(tmp_path / f"run{seed}").evals
+        write_record(evals, record("0", [1, 1, 0, 0], version=0))
+        write_record(evals, record("5", [0, 0, 0, 0], version=2))
+        write_record(evals, record("6", correct, version=8))
+    stage(tmp_path / "unmeasured", Staged(staleness={"mode": "natural", "max_lag": 1}))
+    by_run = measured_retention([tmp_path / name for name in ("run0", "run1", "unmeasured")])
+    assert by_run[["run", "version", "base", "score", "change"]].to_numpy().tolist() == [
+        ["run0", 8, 0.5, 0.25, -0.25],
+        ["run1", 8, 0.5, 0.75, 0.25],
+    ]
+    (row,) = retention_text(by_run).rows
+    assert row[:6] == ["MMLU-Pro", "exact_match", "Sync", "2", "8", "4"]
+    assert row[6:] == ["0.5000 ± 0.0000", "0.5000 ± 0.3536", "+0.00 ± 35.36"]
+
+
+def test_no_change_is_stated_from_a_base_that_was_asked_otherwise(tmp_path: Path) -> None:
+    run = stage(tmp_path / "run", Staged(composition=sync(4)))
+    write_record(RunPaths(tmp_path / "run").evals, record("0", [1, 1], version=0, dtype="bfloat16"))
+    write_record(RunPaths(tmp_path / "run").evals, record("6", [1, 0], version=8))
+    found = measured_retention(run)
+    assert found["score"].tolist() == [0.5]
+    assert found[["base", "change"]].isna().all(axis=None)
+
+
 def test_records_are_found_by_what_was_measured(tmp_path: Path) -> None:
     kept = record("0", [1, 0])
     path = write_record(tmp_path, kept)
@@ -408,7 +438,7 @@ def test_records_are_found_by_what_was_measured(tmp_path: Path) -> None:
     assert find_record(tmp_path, kept.measured) == (path, kept)
     assert find_record(tmp_path, replace(kept.measured, digest="1")) is None
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(StoreError, match="remove it to measure anew"):
+    with pytest.raises(StoreError, match="remove it to measure again"):
         find_record(tmp_path, kept.measured)
 
 

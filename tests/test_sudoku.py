@@ -1,7 +1,6 @@
 """The Sudoku environment: protocol, parsing, reward. The puzzles have their own tests."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -27,12 +26,9 @@ def moves(env: Sudoku, task: int) -> list[str]:
 
 
 @pytest.fixture
-def shared_sudoku() -> Path:
+def shared_sudoku(shared_data: Path) -> Path:
     """The published puzzles."""
-    folder = Path(os.environ.get("HPC_ES_SHARED", Path(__file__).parents[2] / "shared")) / "data" / "sudoku"
-    if not folder.is_dir():
-        pytest.skip(f"no published puzzles in {folder}; set HPC_ES_SHARED")
-    return folder
+    return shared_data / "sudoku"
 
 
 @pytest.fixture

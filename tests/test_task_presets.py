@@ -57,6 +57,29 @@ def test_sudoku_with_20_blanks_is_the_one_with_15_but_for_its_length() -> None:
     assert _turns(ours) == 60
 
 
+@pytest.mark.parametrize("name", ["dapo", "aime", "gsm8k"])
+def test_mathematics_follows_the_published_protocol(name: str) -> None:
+    options = load(TASKS / f"math_tool_{name}.yaml").config.task.options
+    assert (options["tools"], options["require_tool"], options["max_turns"]) == (["bash"], True, 50)
+    assert options["hint"] is False
+
+
+def test_docvqa_is_evaluated_on_as_many_questions_as_the_published_percentages_point_to() -> None:
+    config = load(TASKS / "docvqa.yaml").config
+    assert (config.eval.num_tasks, config.eval.repeats) == (100, 4)
+
+
+@pytest.mark.parametrize("name", ["docvqa", "math_tool_dapo", "sudoku_h5"])
+def test_a_preset_of_qwen3_5_says_itself_whether_the_model_thinks(name: str) -> None:
+    loaded = load(TASKS / f"{name}.yaml")
+    assert loaded.config.task.chat_options == {"enable_thinking": False}
+    assert (
+        loaded.origins["task.chat_options.enable_thinking"]
+        .rpartition(":")[0]
+        .endswith("qwen3.5-4b.yaml" if name.startswith("sudoku") else f"{name}.yaml")
+    )
+
+
 def _turns(config) -> int:
     """Of an episode whose answers are all refused."""
     env, turns = envs.make_for(config, "train"), 1

@@ -168,7 +168,7 @@ FAULTS: dict[str, Fault] = {
 
 def _command_line(process: Path) -> list[str]:
     try:
-        return (process / "cmdline").read_text().split("\0")
+        return (process / "cmdline").read_text(encoding="utf-8").split("\0")
     except OSError:
         return []  # it ended meanwhile
 

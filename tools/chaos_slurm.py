@@ -69,7 +69,7 @@ def preempt_worker(run: Run, rng: random.Random) -> None:
     """A job of higher priority claims the whole node for a moment: USR2, then SIGKILL after the grace time."""
     node = _slurm_run(run).running("worker", rng).node
     script = run.paths.root.with_name("preempt.sh")
-    script.write_text("#!/bin/sh\nsleep 1\n")
+    script.write_text("#!/bin/sh\nsleep 1\n", encoding="utf-8")
     Slurm().submit(script, "--partition=high", f"--nodelist={node}", "--exclusive", "--output=/dev/null")
 
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 ROWS = (
     ("quoting", "allowance"),
-    ("errors", "bounds", "paths", "place", "__init__"),
-    ("config",),
+    ("errors", "bounds", "modes", "paths", "place", "__init__"),
+    ("config", "data"),
     ("noise", "es"),
     ("params",),
     ("store",),

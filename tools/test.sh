@@ -3,7 +3,7 @@
 #
 #     bash tools/test.sh [pytest arguments]           # e.g. -k journal, -m "not slow"
 #
-# Data of the tests: HPC_ES_SHARED, or shared/ beside the repository.
+# Data of the tests: HPC_ES_DATA, or shared/data beside the repository.
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 

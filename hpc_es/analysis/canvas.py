@@ -6,6 +6,7 @@ in a job, and in several threads.
 
 import io
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,12 +43,26 @@ def panels(
 ) -> "tuple[Figure, list[list[Axes]]]":
     """A figure with rows x columns axes, `height` inches per row; further options go to Figure.subplots."""
     from matplotlib import rc_context
-    from matplotlib.figure import Figure
 
     with rc_context(_STYLE):
-        figure = Figure(figsize=(width, height * rows + 0.3), layout="constrained", dpi=DPI)
+        figure = _plain_figure()(figsize=(width, height * rows + 0.3), layout="constrained", dpi=DPI)
         axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, [list(row) for row in axes]
+
+
+@lru_cache
+def _plain_figure() -> "type[Figure]":
+    """A figure whose words are plain text: a name with dollar signs is not read as mathematics, nor refused for it."""
+    from matplotlib.figure import Figure
+    from matplotlib.text import Text
+
+    class PlainFigure(Figure):
+        def draw(self, renderer: Any) -> None:
+            for text in self.findobj(Text):
+                text.set_parse_math(False)
+            super().draw(renderer)
+
+    return PlainFigure
 
 
 def colour(number: int) -> str:

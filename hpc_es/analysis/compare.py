@@ -10,6 +10,7 @@ seeds, and still too narrow with two or three. The p-value flips the signs of th
 """
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,7 @@ def parse_side(text: str) -> list[tuple[Path, int | None]]:
     side = []
     for part in text.split(","):
         name, at, version = part.partition("@")
-        if not name or (at and not version.isdecimal()):
+        if not name or (at and not re.fullmatch("[0-9]{1,18}", version)):
             raise ConfigError(f"{part!r} must be a run folder, or RUN@VERSION with a whole number, e.g. runs/a@40")
         side.append((Path(name), int(version) if at else None))
     return side

@@ -59,7 +59,7 @@ class Drop:
         """stale, stale:4, slowest, slowest:0.25, longest:0.5, random:0.25. Errors: ConfigError."""
         kind, colon, amount = text.partition(":")
         given = _number(amount) if colon else 1.0 if kind == "stale" else DEFAULT_SHARE
-        if kind == "stale" and given is not None and given >= 1 and given == int(given):
+        if kind == "stale" and given is not None and given >= 1 and given.is_integer():
             return cls(kind, given)
         if kind in ("slowest", "longest", "random") and given is not None and 0 < given < 1:
             return cls(kind, given)

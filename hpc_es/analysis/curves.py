@@ -24,7 +24,7 @@ from hpc_es.analysis.progress import (
     seconds_cost,
     standard_errors,
 )
-from hpc_es.analysis.runs import Condition, Runs, conditions_of
+from hpc_es.analysis.runs import Condition, Runs, conditions_of, is_staircase
 from hpc_es.analysis.text_table import mean_and_sd
 from hpc_es.errors import NothingToShow
 
@@ -37,8 +37,9 @@ AXIS_LABELS: dict[str, str] = {"success": "success on held-out tasks", "fitness"
 
 
 def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure | None = None) -> "Figure":
-    """Left: mean fitness of each cohort (thin) and its trailing mean over five updates (thick). Right: evaluations of
-    the unperturbed policy, the peak marked; `measure` None is success, or fitness where no task was ever solved.
+    """Left: mean fitness of each cohort (thin) and its trailing mean over five updates (thick); of a staircase the raw
+    fitness alone, whose falls at the steps are what it is run for. Right: evaluations of the unperturbed policy, the
+    peak marked; `measure` None is success, or fitness where no task was ever solved.
     Errors: ConfigError for an unknown x or measure; NothingToShow."""
     check_cost(x)
     conditions = conditions_of(runs)
@@ -52,7 +53,7 @@ def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure | None
     for number, condition in enumerate(conditions):
         _draw_fitness(left, condition, x, colour(number))
         _draw_evaluations(right, condition, x, measure, colour(number), _legend(rows[condition.label], measure))
-    title(left, f"Training: cohort fitness, mean of {TRAILING_UPDATES} updates")
+    title(left, _training_title(conditions))
     left.set_ylabel("fitness (mean episode reward)")
     title(right, "Unperturbed policy, ★ its peak")
     right.set_ylabel(_held_out_label(conditions, measure))
@@ -84,15 +85,25 @@ def plot_costs(runs: Runs, measure: Measure | None = None) -> "Figure":
     return figure
 
 
+def _training_title(conditions: Sequence[Condition]) -> str:
+    raw = [is_staircase(condition.runs[0]) for condition in conditions]
+    if all(raw):
+        return "Training: cohort fitness, raw"
+    exception = ", raw for a staircase" if any(raw) else ""
+    return f"Training: cohort fitness, mean of {TRAILING_UPDATES} updates{exception}"
+
+
 def _draw_fitness(axes: "Axes", condition: Condition, x: Cost, tint: str) -> None:
     frames = [progress(run)[1:] for run in condition.runs if len(run.updates)]
+    if not frames:
+        return
+    shown = "fitness" if is_staircase(condition.runs[0]) else "trailing"
     for frame in frames:
-        thin = frame["fitness"] if len(frames) == 1 else frame["trailing"]
+        thin = frame["fitness"] if len(frames) == 1 else frame[shown]
         axes.plot(frame[x], thin, color=tint, alpha=0.3, linewidth=0.9)
-    if frames:
-        mean, deviation = _over_runs(frames, x, "trailing")
-        axes.plot(mean[x], mean["trailing"], color=tint, linewidth=2)
-        axes.fill_between(mean[x], mean["trailing"] - deviation, mean["trailing"] + deviation, color=tint, alpha=0.15)
+    mean, deviation = _over_runs(frames, x, shown)
+    axes.plot(mean[x], mean[shown], color=tint, linewidth=2)
+    axes.fill_between(mean[x], mean[shown] - deviation, mean[shown] + deviation, color=tint, alpha=0.15)
 
 
 def _draw_evaluations(axes: "Axes", condition: Condition, x: Cost, measure: Measure, tint: str, label: str) -> None:

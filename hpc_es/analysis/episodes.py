@@ -6,9 +6,28 @@ theta; the unperturbed policy is shown beside it.
 
 from typing import TYPE_CHECKING
 
-from hpc_es.analysis.canvas import colour, from_zero, lag_colours, legend, legend_below, panels, title, whole_numbers
+from hpc_es.analysis.canvas import (
+    MUTED,
+    colour,
+    from_zero,
+    lag_colours,
+    legend,
+    legend_below,
+    panels,
+    title,
+    whole_numbers,
+)
 from hpc_es.analysis.progress import TRAILING_UPDATES
-from hpc_es.analysis.runs import Runs, conditions_of, labelled, settings
+from hpc_es.analysis.runs import (
+    Condition,
+    Runs,
+    compared_settings,
+    conditions_of,
+    is_staircase,
+    labelled,
+    settings,
+    staleness_label,
+)
 from hpc_es.errors import NothingToShow
 from hpc_es.store import Run
 
@@ -21,6 +40,8 @@ if TYPE_CHECKING:
 _LENGTHS = {"turns": "turns", "tokens_out": "generated tokens", "tokens_in": "prompt tokens"}
 """Column of `episodes`, and what to call it."""
 LOW, HIGH = 0.1, 0.9
+REFERENCES = ("Sync", "Async-1")
+"""Schedules that a staircase is held against."""
 
 
 def per_update(run: Run) -> "pd.DataFrame":
@@ -73,8 +94,9 @@ def brackets(run: Run) -> "pd.DataFrame":
 
 
 def plot_episodes(runs: Runs) -> "Figure":
-    """Turns, generated tokens and prompt tokens per episode over the updates: cohorts (lines, trailing mean over five)
-    and the unperturbed policy (dots); runs of a condition are averaged. Errors: NothingToShow without a commit."""
+    """Turns, generated tokens and prompt tokens per episode over the updates: cohorts (lines, trailing mean over five,
+    but raw for a staircase) and the unperturbed policy (dots); runs of a condition are averaged.
+    Errors: NothingToShow without a commit."""
     conditions = conditions_of(runs)
     if not any(len(run.updates) for condition in conditions for run in condition.runs):
         raise NothingToShow("no update has been committed yet")
@@ -82,7 +104,8 @@ def plot_episodes(runs: Runs) -> "Figure":
     for axes, (what, text) in zip(row, _LENGTHS.items(), strict=True):
         for number, condition in enumerate(conditions):
             cohorts = _mean_over([per_update(run)[what] for run in condition.runs])
-            trailing = cohorts.rolling(TRAILING_UPDATES, min_periods=1).mean()
+            window = 1 if is_staircase(condition.runs[0]) else TRAILING_UPDATES
+            trailing = cohorts.rolling(window, min_periods=1).mean()
             axes.plot(cohorts.index, cohorts, color=colour(number), alpha=0.3, linewidth=0.9)
             axes.plot(cohorts.index, trailing, color=colour(number), linewidth=1.8, label=condition.label)
             policy = _mean_over([per_version(run)[what] for run in condition.runs])
@@ -119,17 +142,44 @@ def plot_lengths(runs: Runs) -> "Figure":
     return figure
 
 
-def plot_brackets(runs: Runs) -> "Figure":
+def plot_brackets(runs: Runs, references: Runs = ()) -> "Figure":
     """Per run with a staircase: raw fitness of every cohort, coloured by lag; at each step (vertical line) it should
-    fall back to that of the first cohort (dotted). Errors: NothingToShow where no staircase has reached a step."""
+    fall back to that of the first cohort (dotted). Behind it the raw fitness of Sync and Async-1 runs among
+    `references` whose settings differ in nothing but the schedule, the mean over the runs of each.
+    Errors: NothingToShow where no staircase has reached a step."""
+    beside = [condition for condition in conditions_of(references) if condition.runs]
     shown = [(label, run, found) for label, run in labelled(runs) if not (found := brackets(run)).empty]
     if not shown:
         raise NothingToShow("no run is a staircase that has reached its second step")
     figure, rows = panels(len(shown), 1, width=10.5, height=2.9)
     for (axes,), (label, run, found) in zip(rows, shown, strict=True):
+        _draw_references(axes, [condition for condition in beside if _is_reference(condition, run)])
         _draw_brackets(axes, label, run, found)
     rows[-1][0].set_xlabel("updates")
     return figure
+
+
+def _is_reference(condition: Condition, run: Run) -> bool:
+    """Sync or Async-1, and otherwise the same experiment as `run`."""
+    if _schedule(condition) not in REFERENCES:
+        return False
+    mine, theirs = (
+        {key: value for key, value in compared_settings(each).items() if not key.startswith("staleness.")}
+        for each in (run, condition.runs[0])
+    )
+    return mine == theirs
+
+
+def _schedule(condition: Condition) -> str:
+    return staleness_label(settings(condition.runs[0]).get("staleness", {}))
+
+
+def _draw_references(axes: "Axes", conditions: list[Condition]) -> None:
+    for condition in conditions:
+        fitness = _mean_over([run.updates.set_index("version")["fitness_mean"].astype(float) for run in condition.runs])
+        schedule = _schedule(condition)
+        dashes = "-" if schedule == REFERENCES[0] else "--"
+        axes.plot(fitness.index, fitness, color=MUTED, linestyle=dashes, linewidth=1, alpha=0.8, label=schedule)
 
 
 def _draw_brackets(axes: "Axes", label: str, run: Run, found: "pd.DataFrame") -> None:

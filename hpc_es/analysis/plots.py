@@ -13,6 +13,7 @@ from hpc_es.analysis.canvas import save_png
 from hpc_es.analysis.curves import plot_costs, plot_learning_curve
 from hpc_es.analysis.drift import plot_drift, plot_magnitudes, plot_update_norms
 from hpc_es.analysis.episodes import plot_brackets, plot_episodes, plot_lengths
+from hpc_es.analysis.finals import plot_finals
 from hpc_es.analysis.horizon import plot_horizon
 from hpc_es.analysis.lags import plot_composition, plot_lags
 from hpc_es.analysis.timeline import plot_timeline, plot_worker_shares
@@ -27,6 +28,7 @@ __all__ = [
     "plot_drift",
     "plot_durations",
     "plot_episodes",
+    "plot_finals",
     "plot_horizon",
     "plot_lags",
     "plot_learning_curve",

@@ -59,10 +59,19 @@ LEARNING = (
     Entry(
         "learning_curve",
         "Learning curves",
-        "Left, the mean fitness of each cohort (thin) and of the last five (thick); right, the unperturbed policy on "
-        "held-out tasks. Bars are standard errors over the tasks of one run, or deviations between several; a rise "
-        "smaller than its bars is no rise.",
+        "Left, the mean fitness of each cohort (thin) and of the last five (thick; raw for a staircase); right, the "
+        "unperturbed policy on held-out tasks. Bars are standard errors over the tasks of one run, or deviations "
+        "between several; a rise smaller than its bars is no rise.",
         lambda chosen: plots.plot_learning_curve(chosen.runs, measure=chosen.measure),
+    ),
+    Entry(
+        "finals",
+        "Final result by condition",
+        "The last evaluation of the unperturbed policy on held-out tasks: small dots are runs, the large one is their "
+        "mean. The bar is the standard deviation between runs, or for a single run the standard error over its tasks. "
+        "Hollow: theta_0. The dashed line continues the first condition; a distance smaller than the bars is no "
+        "difference.",
+        lambda chosen: plots.plot_finals(chosen.runs, chosen.measure),
     ),
     Entry(
         "costs",
@@ -111,8 +120,9 @@ STALENESS = (
         "brackets",
         "Brackets of the staircase",
         "At each step (vertical line) the cohort was measured around an old theta again: where that is theta_0, raw "
-        "fitness must fall back to the dotted line, from the first number to the second.",
-        lambda chosen: plots.plot_brackets(chosen.few),
+        "fitness must fall back to the dotted line, from the first number to the second. Grey: raw fitness of the Sync "
+        "and Async-1 runs with otherwise the same settings, where the report has them.",
+        lambda chosen: plots.plot_brackets(chosen.few, references=chosen.runs),
         per_run=True,
     ),
 )

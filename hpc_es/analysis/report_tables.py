@@ -12,6 +12,7 @@ from hpc_es.analysis.horizon import horizons
 from hpc_es.analysis.lags import composition, lag_counts
 from hpc_es.analysis.progress import head_spans, progress
 from hpc_es.analysis.report_figures import Selection
+from hpc_es.analysis.retention import retention, retention_text
 from hpc_es.analysis.runs import labelled, seed
 from hpc_es.analysis.text_table import TextTable
 from hpc_es.analysis.timeline import worker_shares
@@ -42,6 +43,8 @@ def tables(chosen: Selection, base: str) -> Iterator[Table]:
     if len(chosen.conditions) > 1:
         paired = conditions.paired(runs, base, measure)
         yield Table("paired", paired, f"Differences from {base}", conditions.paired_text(paired, measure))
+    kept = retention(runs)
+    yield Table("retention", kept, "What is still known", retention_text(kept))
     costs = conditions.costs(runs)
     yield Table("costs", costs, "What it cost", conditions.costs_text(costs))
     yield Table("outcomes_by_run", conditions.outcomes(runs, measure))

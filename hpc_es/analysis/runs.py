@@ -134,6 +134,11 @@ def condition_label(run: Run) -> str:
     return ", ".join([staleness_label(settings(run).get("staleness", {})), *method])
 
 
+def is_staircase(run: Run) -> bool:
+    """Whether the lag of whole cohorts climbs in steps: an average over updates would blur the steps."""
+    return settings(run).get("staleness", {}).get("mode") == "staircase"
+
+
 def staleness_label(staleness: Mapping[str, Any]) -> str:
     """As the paper names it: Sync, Async-1, Lag-4 50 %, Tail-32, Staircase."""
     match staleness.get("mode", "sync"):

@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from hpc_es import __version__
+from hpc_es import __version__, modes
 from hpc_es.cli import env, episodes, evaluate, plan, probe, report, retention, simulate, slurm, study
 from hpc_es.cli.arguments import (
-    EXIT_FAILED,
-    EXIT_MISTAKE,
     EXIT_STOPPED,
     AllRows,
     ConfigFile,
@@ -30,12 +28,15 @@ from hpc_es.cli.arguments import (
     Overrides,
     RunFolder,
     config_file,
-    load_config,
+    load_run,
     plural,
     run_paths,
+    seat_name,
 )
+from hpc_es.cli.failures import end_with_message
 from hpc_es.cli.log_lines import log_to
-from hpc_es.errors import ConfigError, HpcEsError, ModelError, TransportError, VerifyError
+from hpc_es.cli.terminal import harmless, prepare_streams, say
+from hpc_es.errors import TransportError, VerifyError
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 
@@ -45,17 +46,18 @@ if TYPE_CHECKING:
     from hpc_es.transport.messages import Status
 
 STATUS_TIMEOUT_S = 3.0
+ROLES = ("head", "worker")
+"""Commands that are processes of a run, whose stderr is a log."""
 
 
 class _Group(TyperGroup):
-    """Turns our errors into one message and an exit code."""
+    """Turns whatever a command raises into one message and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except HpcEsError as error:
-            typer.secho(f"error: {error}", fg="red", err=True)
-            raise typer.Exit(EXIT_MISTAKE if isinstance(error, (ConfigError, ModelError)) else EXIT_FAILED) from None
+        except (Exception, KeyboardInterrupt) as error:
+            end_with_message(error, is_role=ctx.invoked_subcommand in ROLES)
 
 
 app = typer.Typer(
@@ -73,7 +75,7 @@ app.add_typer(model_app, name="model")
 app.add_typer(config_app, name="config")
 
 BaseModel = Annotated[Path | None, typer.Option("--model", help="The base model, where it has moved.")]
-Parent = Annotated[int | None, typer.Option(help="Process id of the parent; end when it ends.")]
+Parent = Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Process id of the parent; end when it ends.")]
 
 
 class Dtype(StrEnum):
@@ -82,6 +84,8 @@ class Dtype(StrEnum):
 
 
 def main() -> None:
+    prepare_streams()
+    modes.keep_others_from_writing()
     warnings.formatwarning = _warning_line
     if "" not in sys.path:
         sys.path.insert(0, "")  # environments of one's own may lie in the working directory, as under python -m hpc_es
@@ -101,13 +105,13 @@ def _leave(end: SystemExit) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        raise end from None  # a full disk, a reader that has gone: Python has its own words and exit code for those
+        raise end from None  # a full disk: Python has its own words and exit code for that
     os._exit(end.code or 0)
 
 
 def _warning_line(message: Warning | str, *_: object, **__: object) -> str:
     """What a user has to know, without the line of code that says it."""
-    return f"warning: {message}\n"
+    return f"warning: {harmless(str(message))}\n"
 
 
 def _show_version(wanted: bool) -> None:
@@ -131,17 +135,17 @@ def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> 
     from hpc_es.cli.output import console, print_json, progress, report
     from hpc_es.launch.local import run_local
 
-    settings = load_config(config, overrides)
+    settings = load_run(config, overrides, num_workers=lambda settings: settings.launch.workers)
     out = console(stderr=json)
     with progress(out) as shown:
         outcome = run_local(settings, on_status=shown.status, on_event=shown.event)
     root = outcome.paths.root
-    out.print(f"{root}: {outcome.reason}", markup=False)
+    out.print(f"{root}: {outcome.reason}")
     facts = {"run": str(root), "finished": outcome.finished, "reason": outcome.reason}
     if outcome.finished:
         facts["summary"] = report(outcome.paths, out)
     else:
-        out.print(f"go on with: hpc-es run {root}", markup=False)
+        out.print(f"go on with: hpc-es run {root}")
     if json:
         print_json(facts)
     if not outcome.finished:
@@ -164,7 +168,7 @@ def status(run: RunFolder, json: Json = False) -> None:
     except TransportError as error:
         answer = _status_at_rest(paths)
         if answer.state != "finished":
-            typer.echo(str(error), err=True)
+            say(error, err=True)
     assert isinstance(answer, Status), "the answer to a StatusRequest"
     if json:
         described = [{"role": role, **dataclasses.asdict(job)} for role, job in jobs]
@@ -173,7 +177,7 @@ def status(run: RunFolder, json: Json = False) -> None:
     if answer.workers:
         console().print(status_table(answer))
     else:
-        console().print(f"{run}: {status_line(answer)}", markup=False)
+        console().print(f"{run}: {status_line(answer)}")
     if jobs:
         console().print(jobs_table(jobs))
 
@@ -185,12 +189,12 @@ def verify(run: RunFolder, model: BaseModel = None, whole: AllRows = False, json
     from hpc_es.cli.output import console, print_json, versions_table
 
     out = console(stderr=json)
-    report = verify_run(run_paths(run).root, model=model, say=lambda text: out.print(text, markup=False))
+    report = verify_run(run_paths(run).root, model=model, say=out.print)
     if json:
         print_json({"run": str(run), "ok": report.ok, **dataclasses.asdict(report)})
     out.print(versions_table(report.versions, whole=whole))
     for problem in report.problems:
-        out.print(f"WRONG: {problem}", markup=False, style="red")
+        out.print(f"WRONG: {problem}", style="red")
     others = report.num_results - report.num_counted
     out.print(
         f"{report.num_results} results were reported: {report.num_counted} in updates; {others} of evaluations, "
@@ -198,7 +202,7 @@ def verify(run: RunFolder, model: BaseModel = None, whole: AllRows = False, json
     )
     if not report.ok:
         raise VerifyError(f"{run} does not fit together: {plural(len(report.problems), 'problem')}, see above")
-    out.print(f"{run}: everything fits", markup=False, style="green")
+    out.print(f"{run}: everything fits", style="green")
 
 
 @app.command()
@@ -227,7 +231,7 @@ def replay(
     if json:
         print_json({"run": str(run), "out": str(out), **msgspec.structs.asdict(manifest)})
     text = f"{out}: theta_{manifest.version} of {run} in {manifest.dtype}, digest {manifest.digest:016x} in fp32"
-    console(stderr=json).print(text, markup=False)
+    console(stderr=json).print(text)
 
 
 @model_app.command("get")
@@ -238,7 +242,7 @@ def model_get(
     """Fetch a small model into a local Hugging Face folder."""
     from hpc_es.params.models import get_model
 
-    get_model(name, out or Path("models", name), say=typer.echo)
+    get_model(name, out or Path("models", name), say=say)
 
 
 @config_app.command("show")
@@ -251,7 +255,7 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     rows = [(f"{key}={dump_inline(value)}", loaded.origins[key]) for key, value in flatten(loaded.config)]
     width = max(len(text) for text, _ in rows)
     for text, origin in rows:
-        typer.echo(f"{text:<{width}}  # {origin}")
+        say(f"{text:<{width}}  # {origin}")
 
 
 evaluate.add_commands(app)
@@ -290,7 +294,7 @@ def worker(
     parent: Parent = None,
 ) -> None:
     """Add a worker to a run: from any node that shares the run folder, at any time."""
-    paths, seat = run_paths(run), seat or Place.here().seat
+    paths, seat = run_paths(run), Place.here().seat if seat is None else seat_name(seat)
     if _be_role(paths, "worker", parent):
         from hpc_es.launch.slurm_role import be_worker
 
@@ -302,6 +306,7 @@ def worker(
 
 def _be_role(paths: RunPaths, role: Literal["head", "worker"], parent: int | None) -> bool:
     """What head and workers have in common. True when this process is a Slurm job of its own."""
+    modes.follow(paths.root)
     is_slurm_job = parent is None and Place.here().job is not None
     if parent is not None:
         from hpc_es.launch.process import follow_parent
@@ -326,7 +331,7 @@ def _slurm_jobs(paths: RunPaths) -> "list[tuple[Role, JobStatus]]":
     try:
         return job_statuses(paths)
     except LaunchError as error:
-        typer.echo(f"Slurm does not say how its jobs are: {error}", err=True)
+        say(f"Slurm does not say how its jobs are: {error}", err=True)
         return []
 
 

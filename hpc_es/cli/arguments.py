@@ -1,10 +1,13 @@
 """What the commands have in common: arguments, exit codes, and what a path means."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpc_es.cli.terminal import say
 from hpc_es.errors import ConfigError
 from hpc_es.paths import RunPaths
 
@@ -34,6 +37,21 @@ def load_config(path: Path, overrides: list[str] | None, site: Path | None = Non
     return settings
 
 
+def load_run(
+    path: Path, overrides: list[str] | None, site: Path | None = None, *, num_workers: Callable[["Config"], int]
+) -> "Config":
+    """As `load_config`, of what is to be run now: refuses environments that do not exist yet, and says on stderr where
+    workers and schedule do not fit."""
+    from hpc_es import envs
+    from hpc_es.analysis.misfits import misfits
+
+    settings = load_config(path, overrides, site)
+    envs.refuse_planned(settings.task.env)
+    for sentence in misfits(settings, num_workers(settings)):
+        say(f"warning: {sentence}", err=True, colour="yellow")
+    return settings
+
+
 def _check_place(root: Path, settings: "Config") -> None:
     """Going on with a run folder must not begin another. Errors: ConfigError when the folder was moved."""
     place = settings.run.dir / settings.run.name
@@ -59,9 +77,19 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def seat_name(text: str) -> str:
+    """The name of a worker's place, which is part of file names. Errors: ConfigError."""
+    from hpc_es.config.fields import file_name
+
+    try:
+        return file_name(text)
+    except ValueError as error:
+        raise ConfigError(f"--seat {text} {error}") from None
+
+
 def run_paths(root: Path) -> RunPaths:
     """Errors: ConfigError when `root` is no run folder."""
     paths = RunPaths(root)
-    if not paths.config.is_file():
+    if not os.path.isfile(paths.config):  # False, not an error, for names too long or not allowed
         raise ConfigError(f"{root} is no run folder: it has no {paths.config.name}; `hpc-es run CONFIG` makes one")
     return paths

@@ -50,15 +50,15 @@ def list_envs(
         print_json({name: asdict(each) for name, each in described.items()})
     out = console(stderr=json)
     for listed, each in described.items():
-        out.print(listed, style="bold", markup=False)
-        out.print(f"  {each.what}", markup=False)
+        out.print(listed, style="bold")
+        out.print(f"  {each.what}")
         for option, default in each.options.items():
             choices = f"  ({', '.join(each.choices[option])})" if option in each.choices else ""
-            out.print(f"    {option} = {default}{choices}", markup=False, style="dim")
+            out.print(f"    {option} = {default}{choices}", style="dim")
         if name and each.meaning:
-            out.print(textwrap.indent(each.meaning, "  "), markup=False)
+            out.print(textwrap.indent(each.meaning, "  "))
     if not name:
-        out.print("what the options of one mean: hpc-es env list ENV", markup=False)
+        out.print("what the options of one mean: hpc-es env list ENV")
 
 
 def check(name: Name, options: Options = None, json: Json = False) -> None:
@@ -79,7 +79,7 @@ def check(name: Name, options: Options = None, json: Json = False) -> None:
     if json:
         print_json({"env": name, "options": given, "ok": True, "num_tasks": num_tasks})
     out = console(stderr=json)
-    out.print(f"{name} keeps the contract; it has {num_tasks} tasks", markup=False, style="green")
+    out.print(f"{name} keeps the contract; it has {num_tasks} tasks", style="green")
     if "split" not in envs.describe(name).options:
         out.print(
             "it has no option `split`, which a run sets to train or eval: unless task.train and eval.options tell them "
@@ -137,14 +137,12 @@ def _play(env: "Env", task: int, out: "Console") -> bool:
 
 
 def _show(observation: "Observation", out: "Console") -> None:
-    from hpc_es.cli.output import harmless
-
     for message in observation.messages:
         if message.role != "user":
-            out.print(f"[{message.role}]", style="dim", markup=False)
-        out.print(harmless(message.readable), markup=False)
+            out.print(f"[{message.role}]", style="dim")
+        out.print(message.readable)
     for number, choice in enumerate(observation.choices or (), 1):
-        out.print(f"  #{number} {harmless(choice)}", markup=False, style="cyan")
+        out.print(f"  #{number} {choice}", style="cyan")
 
 
 def _ask(observation: "Observation", out: "Console") -> str | None:
@@ -152,9 +150,9 @@ def _ask(observation: "Observation", out: "Console") -> str | None:
     input."""
     while True:
         try:
-            answer = out.input("> ", markup=False)
+            answer = out.input("> ")
             while answer.endswith("\\"):
-                answer = answer[:-1] + "\n" + out.input(". ", markup=False)
+                answer = answer[:-1] + "\n" + out.input(". ")
         except (EOFError, KeyboardInterrupt):
             return None
         choices = observation.choices

@@ -103,7 +103,6 @@ def episodes(
         out.print(
             f"word by word none of them is kept; `hpc-es episodes {named}` lists those that are, store.trajectories "
             "sets how many",
-            markup=False,
         )
 
 
@@ -161,25 +160,20 @@ def _print_overview(out: "Console", listed: "Sequence[Trajectory]", num_kept: in
     out.print(_table(summaries, OVERVIEW))
     last = summaries[-1]
     if len(listed) < num_kept:
-        out.print(
-            f"the newest {len(listed)} of {num_kept} kept episodes; the others: --all, or --version V", markup=False
-        )
+        out.print(f"the newest {len(listed)} of {num_kept} kept episodes; the others: --all, or --version V")
     else:
-        out.print(plural(num_kept, "kept episode"), markup=False)
-    out.print(
-        f"read one with: hpc-es episodes {run} --version {last['version']} --member {last['member']}", markup=False
-    )
+        out.print(plural(num_kept, "kept episode"))
+    out.print(f"read one with: hpc-es episodes {run} --version {last['version']} --member {last['member']}")
 
 
 def _print_numbers(out: "Console", rows: "pd.DataFrame", version: int, member: int) -> None:
     whose = "the evaluated policy" if member < 0 else f"member {member}"
     if rows.empty:
-        out.print(f"version {version}, {whose}: not reported yet", markup=False)
+        out.print(f"version {version}, {whose}: not reported yet")
         return
     out.print(
         f"version {version}, {whose}: mean reward {rows['reward'].mean():.4f}, {int(rows['success'].sum())} of "
         f"{len(rows)} solved",
-        markup=False,
         style="bold",
     )
     out.print(_table([{str(key): value for key, value in row.items()} for row in rows.to_dict("records")], COLUMNS))
@@ -209,7 +203,7 @@ def _shown(kept: "Trajectory") -> "RenderableType":
     from rich.rule import Rule
     from rich.text import Text
 
-    from hpc_es.cli.output import harmless
+    from hpc_es.cli.terminal import harmless
 
     parts: list[RenderableType] = []
     for number, turn in enumerate(kept.turns, 1):

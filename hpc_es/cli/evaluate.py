@@ -82,7 +82,7 @@ def evaluate(
     asked = Asked(task, tuple(overrides or ()), num_tasks, repeats, keep)
     wanted = _versions(versions, version)
     with stdout_for(json):
-        done = _evaluate(target, asked, wanted, name, model, out, lambda text: console_out.print(text, markup=False))
+        done = _evaluate(target, asked, wanted, name, model, out, console_out.print)
     found = evaluations(read(done.root), done.source, done.versions)
     pairs = [(each, None if each is found[0] else difference(each, found[0])) for each in found]
     if json:
@@ -106,16 +106,16 @@ def evals(
     for path in runs:
         run = read(path)
         if run.evals.empty:
-            out.print(f"{path}: no complete evaluation", markup=False)
+            out.print(f"{path}: no complete evaluation")
         for source, of_source in itertools.groupby(evaluations(run), key=lambda each: each.source):
             found = list(of_source)
             pairs = [(each, compared_with(each, found[0])) for each in found]
             described += [{"run": str(path), **_facts(*pair)} for pair in pairs]
-            out.print(f"{path}, {'its own evaluations' if source == RUN else source}", markup=False, style="bold")
+            out.print(f"{path}, {'its own evaluations' if source == RUN else source}", style="bold")
             _print_evaluation(out, pairs, against)
             out.print()
         for (source, version), (played, planned) in incomplete(run).items():
-            out.print(f"{path}, {source}: {played} of {planned} batches of theta_{version} so far", markup=False)
+            out.print(f"{path}, {source}: {played} of {planned} batches of theta_{version} so far")
     if json:
         print_json({"against": against, "evaluated": described})
 
@@ -238,13 +238,13 @@ def _print_evaluation(out: "Console", pairs: "Sequence[Pair]", baseline: str | N
     columns: Columns = [("version", lambda each, _: str(each.version)), *_measures([each for each, _ in pairs])]
     if baseline or len(pairs) > 1:
         columns += _differences(baseline or f"theta_{first.version}")
-    out.print(f"{first.protocol}: {_counts(first)}", markup=False)
+    out.print(f"{first.protocol}: {_counts(first)}")
     for table in tables([(title, [cell(*pair) for pair in pairs]) for title, cell in columns], out.width):
         out.print(table)
     for ceiling in dict.fromkeys(str(each.ceiling) for each, _ in pairs if each.ceiling):
-        out.print(f"ceiling: {ceiling}", markup=False)
+        out.print(f"ceiling: {ceiling}")
     if first.other_protocol:
-        out.print("other tasks or decoding than the run's own: not in its learning curves", markup=False)
+        out.print("other tasks or decoding than the run's own: not in its learning curves")
 
 
 def _measures(found: "Sequence[Evaluated]") -> "Columns":

@@ -6,6 +6,7 @@ event and one per new version, each with its time.
 
 import contextlib
 import csv
+import json
 import os
 import re
 import sys
@@ -16,12 +17,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from hpc_es import modes
+from hpc_es.cli.terminal import harmless
 from hpc_es.errors import StoreError
 from hpc_es.paths import RunPaths
 from hpc_es.transport.messages import Status
@@ -40,15 +44,27 @@ NUM_ROWS_SHOWN = 24
 NUM_ROWS_AT_ENDS = 4
 
 _STDOUT, _STDERR = 1, 2
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
 
 Row = TypeVar("Row")
 Column = tuple[str, Sequence[str]]
 """Title and cells."""
 
 
+class _Screen(Console):
+    """A console that shows text as it is: no markup, no emoji codes, and no orders to the terminal but rich's own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(harmless(text), **options)  # before rich drops the controls that it knows
+
+
 def console(*, stderr: bool = False) -> Console:
-    out = Console(stderr=stderr, highlight=False, soft_wrap=True)
+    """What every command prints tables and lines through."""
+    out = _Screen(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = WIDTH_IN_FILES
     return out
@@ -80,11 +96,6 @@ def _table(
     return table
 
 
-def harmless(text: str) -> str:
-    """Words of a model, a program or a page: what a terminal would take as an order is shown as `\\x1b`, not sent."""
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
-
-
 def excerpt(rows: Sequence[Row], notable: Callable[[Row], bool], *, whole: bool) -> list[Row | None]:
     """The rows to show of a long table: its ends and the notable ones; None stands for what is left out in between."""
     if whole or len(rows) <= NUM_ROWS_SHOWN:
@@ -110,10 +121,10 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 @contextlib.contextmanager
-def stdout_for(json: bool) -> Iterator[None]:
+def stdout_for(json_wanted: bool) -> Iterator[None]:
     """Where one JSON object is to stand on stdout: what environments, engines and their processes print meanwhile goes
     to stderr."""
-    if not json or sys.stdout is None:  # None: the program was started with a closed stdout
+    if not json_wanted or sys.stdout is None:  # None: the program was started with a closed stdout
         yield
         return
     sys.stdout.flush()
@@ -128,8 +139,9 @@ def stdout_for(json: bool) -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout: structs, paths, NaN (as null) and all."""
-    print(msgspec.json.encode(value, enc_hook=str).decode(), flush=True)
+    """One JSON object on stdout: structs, paths, NaN (as null) and all. In ASCII, which every locale can show."""
+    text = msgspec.json.encode(value, enc_hook=str).decode()
+    print(_BEYOND_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text), flush=True)
 
 
 def duration(seconds: float | None) -> str:
@@ -231,7 +243,7 @@ class Progress:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        self._out.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False)
+        self._out.print(f"{time.strftime('%H:%M:%S')} {text}")
 
 
 @contextlib.contextmanager
@@ -252,8 +264,9 @@ def report(paths: RunPaths, out: Console) -> "Summary":
     run = read(paths.root)
     result = summary(run)
     out.print(render(result))
-    curve = save_png(plot_learning_curve([run]), paths.report / "learning_curve.png")
-    out.print(f"learning curve: {curve}", markup=False)
+    with modes.within(paths.root):
+        curve = save_png(plot_learning_curve([run]), paths.report / "learning_curve.png")
+    out.print(f"learning curve: {curve}")
     out.print("try next:", style="bold")
     for command in (
         f"hpc-es verify {paths.root}",
@@ -262,5 +275,5 @@ def report(paths: RunPaths, out: Console) -> "Summary":
         f"hpc-es eval {paths.root} --versions 0,last --repeats 4 sampling.temperature=0.7",
         f"hpc-es run {paths.config} run.name={paths.root.name}-seed1 run.seed=1",
     ):
-        out.print(f"  {command}", markup=False)
+        out.print(f"  {command}")
     return result

@@ -2,7 +2,7 @@
 
 import dataclasses
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,20 +14,26 @@ from hpc_es.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpc_es.analysis.plan import Assumptions, Plan, Tokens
+    from hpc_es.analysis.plan import Assumptions, Plan, Published, Tokens
     from hpc_es.config import Config
 
 Line = tuple[str, str, str]
 """What, how much, and why."""
-Section = tuple[str, list[Line]]
+Section = tuple[str, list[Line], dict[str, str]]
+"""Title, lines, and what a line's figure rests on, by its name, where it is no prediction."""
 
 MAX_WORKERS = 100_000
 MAX_NUMBER = 1e15
 GIB = 2**30
-NAME_WIDTH, NUMBER_WIDTH = 25, 10
+NAME_WIDTH, NUMBER_WIDTH, BASIS_WIDTH = 28, 10, 10
 """So that the tables stand in line."""
 SHOWN_FROM = 0.0005
 """Of shares, as they are rounded."""
+RATIOS = ("an update, over GRPO's", "all updates, over GRPO's")
+LEGEND = (
+    "prediction: follows from the configuration and the assumptions; fit: chosen so that it meets a published number. "
+    "How far predictions are from published runs: docs/planner.md"
+)
 SITE = typer.Option("--site", metavar="FILE", help="What differs between clusters.")
 
 
@@ -39,7 +45,7 @@ def plan(
     config: ConfigFile,
     overrides: Overrides = None,
     gpu: Annotated[
-        str, typer.Option(help="h100, a100-80, ...; or a YAML file with its numbers (see the README).")
+        str, typer.Option(help="h100, a100-80, ...; or a YAML file with its numbers (docs/gpus.md).")
     ] = "h100",
     workers: Annotated[int | None, typer.Option(help="Default: slurm.workers.")] = None,
     tokens_per_episode: Annotated[
@@ -90,19 +96,20 @@ def plan(
     tokens = _tokens(settings, like, lengths, assumed)
     made = make_plan(settings, shape, tokens, assumed, num_workers=num_workers, seed=seed)
     if json:
-        print_json({"config": str(config), "gpu": gpu, **_facts(made), "assumptions": assumed.model_dump()})
+        print_json({"config": str(config), "gpu": gpu, **_facts(made), **_stated(assumed)})
         return
     out = console()
-    out.print(_headline(settings, made, gpu), markup=False)
-    for title, lines in _sections(settings, made, assumed):
+    out.print(_headline(settings, made, gpu))
+    for section in _sections(settings, made, assumed, gpu):
         out.print()
-        out.print(_table(title, lines))
+        out.print(_table(*section))
     out.print()
+    out.print(LEGEND, style="dim")
     for caution in made.cautions:
-        out.print(f"caution: {caution}", style="yellow", markup=False)
+        out.print(f"caution: {caution}", style="yellow")
     command = ["hpc-es", "simulate", str(config), *(overrides or ()), "--workers", str(num_workers)]
     command += ["--durations", made.durations]
-    out.print(f"the same wall-clock, other modes: {shlex.join(command)}", style="dim", markup=False)
+    out.print(f"the same wall-clock, other modes: {shlex.join(command)}", style="dim")
 
 
 def _tokens(
@@ -120,16 +127,25 @@ def _tokens(
     return measured(read(like))
 
 
+def _stated(assumed: "Assumptions") -> dict[str, Any]:
+    """The assumptions, and what each rests on."""
+    values = assumed.model_dump()
+    return {"assumptions": values, "basis": {name: str(assumed.basis(name)) for name in values}}
+
+
 def _facts(made: "Plan") -> dict[str, Any]:
     """All fields, and what follows from them."""
     memory = made.memory.gpu
     facts = dataclasses.asdict(made)
     facts["memory"]["gpu"] |= {"fixed": memory.fixed, "total": memory.total, "fits": memory.fits}
     facts["phases"]["evaluation"] = made.phases.evaluation
+    facts["memory"]["gradient"] |= {"grpo": made.memory.gradient.grpo, "ppo": made.memory.gradient.ppo}
     facts["compute"] |= {
         "ratio_per_update": made.compute.ratio_per_update,
         "ratio_in_all": made.compute.ratio_in_all,
     }
+    gradient = made.compute.gradient
+    facts["compute"]["gradient"] |= {"grpo_in_all": gradient.grpo_in_all, "ppo_in_all": gradient.ppo_in_all}
     return facts | {
         "seconds_per_update": made.simulated.seconds_per_update,
         "gpu_hours_per_update": made.gpu_hours_per_update,
@@ -148,15 +164,23 @@ def _headline(settings: "Config", made: "Plan", gpu: str) -> str:
     )
 
 
-def _sections(settings: "Config", made: "Plan", assumed: "Assumptions") -> Iterator[Section]:
-    yield "GPU memory of a rank" if assumed.has_gpu else "memory of an engine", _gpu_lines(settings, made)
-    yield "memory of a job, disk", _host_lines(settings, made)
-    yield "network", _wire_lines(settings, made, assumed)
-    yield "seconds", _phase_lines(settings, made)
-    yield "run", _run_lines(made)
-    yield "FLOPs", _compute_lines(made, assumed)
+def _sections(settings: "Config", made: "Plan", assumed: "Assumptions", gpu: str) -> Iterator[Section]:
+    fitted = _fitted(made, gpu)
+    yield "GPU memory of a rank" if assumed.has_gpu else "memory of an engine", _gpu_lines(settings, made), {}
+    yield "memory of a job, disk", _host_lines(settings, made), {}
+    yield "network", _wire_lines(settings, made, assumed), {}
+    yield "seconds", _phase_lines(settings, made), {}
+    yield "run", _run_lines(made), _bases(fitted, hours=("in all", "GPU-hours"))
+    ratios = _bases(fitted, ratio_per_update=RATIOS[:1], ratio_in_all=RATIOS[1:])
+    yield "FLOPs", _compute_lines(made), ratios
+    gradient = _bases(fitted, grpo_hours=("GRPO, GPU-hours",), grpo_gib=("GRPO, memory",))
+    yield "gradient methods, to compare", _gradient_lines(made, assumed), gradient
+    if made.published:
+        lines = _published_lines(made.published)
+        yield "published", lines, {name: "published" for name, _, _ in lines}
     fields, values = type(assumed).model_fields, assumed.model_dump()
-    yield "assumptions (--set)", [(name, _number(values[name]), fields[name].description or "") for name in fields]
+    lines = [(name, _number(values[name]), " ".join((fields[name].description or "").split())) for name in fields]
+    yield "assumptions (--set)", lines, {name: str(assumed.basis(name)) for name in fields}
 
 
 def _gpu_lines(settings: "Config", made: "Plan") -> list[Line]:
@@ -194,7 +218,6 @@ def _host_lines(settings: "Config", made: "Plan") -> list[Line]:
             _bytes(per_update * settings.run.num_updates),
             f"{_bytes(per_update)} per update, evaluations on held-out tasks apart",
         ),
-        ("full fine-tuning", _gib(memory.training), "for comparison: without activations, over all its GPUs"),
     ]
 
 
@@ -266,27 +289,78 @@ def _run_lines(made: "Plan") -> list[Line]:
     return lines
 
 
-def _compute_lines(made: "Plan", assumed: "Assumptions") -> list[Line]:
+def _compute_lines(made: "Plan") -> list[Line]:
     flops = made.compute
-    in_all = f"{flops.in_all / 1e18:.3g} EFLOPs, {_ratio(flops.ratio_in_all)} x GRPO's"
     return [
-        ("an update", f"{flops.per_update:.3g}", f"2 N T P L, {_ratio(flops.ratio_per_update)} x GRPO's"),
-        ("all updates", f"{flops.in_all:.3g}", f"{in_all} in {assumed.grpo_updates:g} updates"),
+        ("an update", f"{flops.per_update:.3g}", "2 N T P L"),
+        ("all updates", f"{flops.in_all:.3g}", _exa(flops.in_all)),
         ("evaluations", f"{flops.evaluations:.3g}", "on held-out tasks, at the same L"),
-        ("a GRPO update", f"{flops.grpo_per_update:.3g}", f"{assumed.grpo_update:g} P L"),
+        (RATIOS[0], _ratio(flops.ratio_per_update), "x GRPO's, see below"),
+        (RATIOS[1], _ratio(flops.ratio_in_all), f"x GRPO's in {plural(flops.gradient.num_updates, 'update')}"),
     ]
 
 
-def _table(title: str, lines: list[Line]) -> "Table":
+def _fitted(made: "Plan", gpu: str) -> tuple[str, ...]:
+    """Fields of the published row that assumptions were fitted to; hours are so on the hardware of the row alone."""
+    from hpc_es.analysis.plan.published import HARDWARE
+
+    fields = made.published.fitted if made.published else ()
+    return tuple(field for field in fields if "hours" not in field or (gpu, made.num_workers) == HARDWARE)
+
+
+def _bases(fitted: tuple[str, ...], **lines: Sequence[str]) -> dict[str, str]:
+    """What lines rest on that are no predictions. `lines`: field of a published row -> lines that speak of it."""
+    return {line: "fit" for field, names in lines.items() if field in fitted for line in names}
+
+
+def _gradient_lines(made: "Plan", assumed: "Assumptions") -> list[Line]:
+    flops, memory = made.compute.gradient, made.memory.gradient
+    shape = (
+        f"{assumed.grpo_episodes} episodes; passes forwards: rollout and {assumed.grpo_extra_passes} more; epochs: "
+        f"{assumed.grpo_epochs}"
+    )
+    parts = "weights, gradients, reference and Adam; without activations, over all its GPUs"
+    lines: list[Line] = [
+        ("GRPO, an update", f"{flops.grpo_per_update:.3g}", shape),
+        ("GRPO, in all", f"{flops.grpo_in_all:.3g}", f"{_exa(flops.grpo_in_all)} in {flops.num_updates} updates"),
+    ]
+    if flops.grpo_gpu_hours is not None:
+        hours = f"{_time(3600 * flops.grpo_gpu_hours / made.num_gpus)} on {plural(made.num_gpus, 'GPU')}"
+        lines.append(("GRPO, GPU-hours", f"{flops.grpo_gpu_hours:,.4g}", hours))
+    return [
+        *lines,
+        ("PPO, in all", f"{flops.ppo_in_all:.3g}", f"{_exa(flops.ppo_in_all)}; the same, and a critic as large"),
+        ("GRPO, memory", _gib(memory.grpo), parts),
+        ("PPO, memory", _gib(memory.ppo), "and a critic as large"),
+    ]
+
+
+def _published_lines(row: "Published") -> list[Line]:
+    figures = {
+        "all updates": row.exaflops and f"{row.exaflops:g} EFLOPs",
+        "hours on four H100": row.hours and f"{row.hours:g} h",
+        "GRPO, in all": row.grpo_exaflops and f"{row.grpo_exaflops:g} EFLOPs",
+        "GRPO, hours on four H100": row.grpo_hours and f"{row.grpo_hours:g} h",
+        "GRPO, memory": row.grpo_gib and f"{row.grpo_gib:.2f} GiB",
+        "PPO, memory": row.ppo_gib and f"{row.ppo_gib:.2f} GiB",
+        RATIOS[0]: row.ratio_per_update and f"{row.ratio_per_update:.2f}",
+        RATIOS[1]: row.ratio_in_all and f"{row.ratio_in_all:.2f}",
+    }
+    return [(what, figure, row.source) for what, figure in figures.items() if figure]
+
+
+def _table(title: str, lines: list[Line], bases: dict[str, str]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column(Text(title), no_wrap=True, min_width=NAME_WIDTH)
     table.add_column("", justify="right", no_wrap=True, min_width=NUMBER_WIDTH)
+    table.add_column("", no_wrap=True, min_width=BASIS_WIDTH)
     table.add_column("")
     for what, how_much, why in lines:
-        table.add_row(Text(what), Text(how_much), Text(why, style="dim"))
+        basis = bases.get(what, "prediction")
+        table.add_row(Text(what), Text(how_much), Text(basis, style="dim"), Text(why, style="dim"))
     return table
 
 
@@ -299,6 +373,10 @@ def _bytes(size: float) -> str:
         if size >= scale:
             return f"{size / scale:,.3g} {unit}" if size < 1e3 * scale else f"{size / scale:,.0f} {unit}"
     return f"{size:,.0f} B"
+
+
+def _exa(flops: float) -> str:
+    return f"{flops / 1e18:.3g} EFLOPs"
 
 
 def _seconds(seconds: float) -> str:

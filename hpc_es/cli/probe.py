@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpc_es import modes
 from hpc_es.cli.arguments import Json, RunFolder, plural, run_paths
 from hpc_es.errors import ConfigError
 
@@ -52,7 +53,7 @@ def noise(
             version=version,
             members=members,
             repeats=repeats,
-            say=lambda text: out.print(text, markup=False),
+            say=out.print,
         )
     floor = noise_floor(
         scores.same,
@@ -76,15 +77,14 @@ def noise(
     if floor.signal.low > 0:
         out.print(_trade_table(floor))
     if scores.greedy:
-        out.print(_said_of_greedy(scores), markup=False)
+        out.print(_said_of_greedy(scores))
     if not again.identical:
         out.print(
             f"one member on the same {plural(scores.num_tasks, 'task')} again: its fitness has a standard deviation of "
             f"{again.sd_repeats:.3g}, beside {again.sd_members:.3g} over members",
-            markup=False,
         )
-    out.print(f"theta_{scores.version}: {verdict(floor)}", markup=False, style="bold")
-    out.print(f"scores: {kept}", markup=False)
+    out.print(f"theta_{scores.version}: {verdict(floor)}", style="bold")
+    out.print(f"scores: {kept}")
 
 
 def stale(
@@ -107,7 +107,7 @@ def stale(
             version=version,
             lags=_numbers(lags),
             members=members,
-            say=lambda text: out.print(text, markup=False),
+            say=out.print,
         )
     trivial = scores.greedy and scores.repeats_are_identical
     found: list[Agreement] = []
@@ -126,7 +126,7 @@ def stale(
     facts = {"run": str(run), "version": scores.version, "scores": scores, "agreement": found}
     kept = _keep(run, f"probe-stale-v{scores.version:08d}.json", facts, json)
     out.print(_stale_table(found, scores.version, trivial=trivial))
-    out.print(f"scores: {kept}", markup=False)
+    out.print(f"scores: {kept}")
 
 
 def _numbers(text: str | None) -> list[int] | None:
@@ -145,8 +145,9 @@ def _keep(run: Path, name: str, facts: dict[str, Any], show: bool) -> Path:
     from hpc_es.cli.output import print_json
 
     path = run_paths(run).report / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
+    with modes.within(run):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
     if show:
         print_json(facts)
     return path

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from hpc_es import modes
 from hpc_es.cli.arguments import Json
 from hpc_es.errors import ConfigError
 
@@ -40,15 +41,17 @@ def report(
     screen = console(stderr=json)
     judged = None if measure is None else _measure(measure)
     named = read_runs(runs)
-    written = write_report(named, out or _default_out(runs), measure=judged, base=base, model=model)
+    default, root = _default_out(runs)
+    with modes.within(None if out else root):
+        written = write_report(named, out or default, measure=judged, base=base, model=model)
     if json:
         print_json(
             {"page": written.page, "figures": written.figures, "tables": written.tables, "absent": written.absent}
         )
     for name, reason in written.absent.items():
-        screen.print(f"no figure {name}: {reason}", markup=False)
+        screen.print(f"no figure {name}: {reason}")
     counts = f"{len(written.figures)} figures, {len(written.tables)} tables"
-    screen.print(f"{written.page} ({counts} beside it)", markup=False)
+    screen.print(f"{written.page} ({counts} beside it)")
 
 
 def _measure(name: str) -> "Measure":
@@ -90,6 +93,7 @@ def _split(argument: str) -> tuple[str | None, Path]:
     return name.strip(), Path(path)
 
 
-def _default_out(arguments: list[str]) -> Path:
+def _default_out(arguments: list[str]) -> tuple[Path, Path | None]:
+    """(the folder to write, the run folder that it is in)."""
     _, path = _split(arguments[0])
-    return path / "report" if len(arguments) == 1 and path.is_dir() else Path("report")
+    return (path / "report", path) if len(arguments) == 1 and path.is_dir() else (Path("report"), None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from hpc_es import modes
 from hpc_es.cli.arguments import Json
 from hpc_es.errors import ConfigError
 from hpc_es.paths import RunPaths
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from hpc_es.analysis.intervals import Interval, Paired
     from hpc_es.cli.output import Column
-    from hpc_es.launch.retention.records import Record
     from hpc_es.launch.solo import Recorded
+    from hpc_es.store.retention import Record
 
 TASKS = "mmlu_pro,hellaswag,hellaswag_generated"
 
@@ -80,7 +81,7 @@ def retention(
     tasks: Annotated[str, typer.Option(help="Some of these, with commas between them.")] = TASKS,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many examples of each task.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of the examples; default: data/retention in $HPC_ES_SHARED.")
+        Path | None, typer.Option(help="Folder of the examples; default: retention in $HPC_ES_DATA.")
     ] = None,
     base: Annotated[
         Path | None,
@@ -120,11 +121,9 @@ def retention(
         chat_options=_chat_options(chat_options),
     )
     found: list[tuple[Path, Record]] = []
-    with stdout_for(json):
+    with stdout_for(json), modes.within(source if is_run and out is None else None):
         for recorded, wanted in _visits(source, versions, base, is_run=is_run):
-            measured = measure(
-                recorded, wanted, examples, wishes, folder, say=lambda text: screen.print(text, markup=False)
-            )
+            measured = measure(recorded, wanted, examples, wishes, folder, say=screen.print)
             found += measured.values()
     lines = _lines(found, compare=is_run or base is not None)
     if json:
@@ -132,7 +131,7 @@ def retention(
     for table in tables(_columns(lines), screen.width, num_keys=3, justify="right"):
         screen.print(table)
     for text in _remarks(lines, folder, num_available=min(each.num_available for each in examples)):
-        screen.print(text, markup=False)
+        screen.print(text)
 
 
 def _names(tasks: str) -> list[str]:
@@ -170,23 +169,18 @@ def _visits(source: Path, versions: str, base: Path | None, *, is_run: bool) -> 
 def _lines(found: "list[tuple[Path, Record]]", *, compare: bool) -> list[Line]:
     """A line for each metric of each record. `compare`: the first record of a task is that of the base."""
     from hpc_es.analysis.intervals import paired, wilson
+    from hpc_es.store.retention import asked_alike
 
     lines: list[Line] = []
     bases: dict[str, Record] = {}
     for path, record in found:
         base = bases.setdefault(record.measured.task, record)
-        comparable = compare and base is not record and _asked_alike(base, record)
+        comparable = compare and base is not record and asked_alike(base, record)
         for metric, correct in record.correct.items():
             change = paired(correct, base.correct[metric]) if comparable and len(correct) > 1 else None
             interval = wilson(sum(correct), len(correct))
             lines.append(Line(record, path, metric, interval, base.scores[metric] if comparable else None, change))
     return lines
-
-
-def _asked_alike(a: "Record", b: "Record") -> bool:
-    from msgspec.structs import replace
-
-    return replace(a.measured, digest=b.measured.digest) == b.measured
 
 
 def _columns(lines: list[Line]) -> "list[Column]":

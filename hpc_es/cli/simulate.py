@@ -38,7 +38,7 @@ def simulate(
     overrides: Overrides = None,
     durations: Annotated[
         str,
-        typer.Option(help="A run folder, a run.h5, constant:60, or lognormal:median=60,sigma=0.8 (see the README)."),
+        typer.Option(help="A run folder, a run.h5, constant:60, or lognormal:median=60,sigma=0.8 (docs/analysis.md)."),
     ] = "lognormal:median=60,sigma=0.8",
     workers: Annotated[str, typer.Option(help="Numbers, e.g. 8,64,512; default: launch.workers.")] = "",
     modes: Annotated[
@@ -82,12 +82,12 @@ def simulate(
     out = console()
     out.print(_table(rows))
     for line in _legend(rows):
-        out.print(line, style="dim", markup=False)
+        out.print(line, style="dim")
     if preemption is None and Path(durations).exists():
         for line in _beside_the_run(Path(durations), cases, results):
-            out.print(line, markup=False)
+            out.print(line)
     events, seconds = sum(result.num_events for result in results), sum(result.compute_s for result in results)
-    out.print(f"{events:,} events of the head in {seconds:.1f} s", style="dim", markup=False)
+    out.print(f"{events:,} events of the head in {seconds:.1f} s", style="dim")
 
 
 def _counts(text: str, default: int) -> list[int]:

@@ -17,11 +17,13 @@ from hpc_es.cli.arguments import (
     Json,
     Overrides,
     RunFolder,
-    load_config,
+    load_run,
     run_paths,
 )
+from hpc_es.cli.terminal import say
 
 if TYPE_CHECKING:
+    from hpc_es.config import Config
     from hpc_es.launch.slurm import Submission
     from hpc_es.paths import RunPaths
 
@@ -43,11 +45,11 @@ def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = No
     """Make the run folder and start nothing, for those who call sbatch themselves."""
     from hpc_es.launch import prepare as settle
 
-    settings = load_config(config, overrides, site)
-    with settle.launcher_lock(settle.run_paths(settings)):
+    settings = load_run(config, overrides, site, num_workers=_workers_at_once)
+    with settle.launcher_lock(settings):
         paths, _ = settle.write_folder(settings)
         settle.check(settings)
-    typer.echo(paths.root)
+    say(paths.root)
 
 
 def submit(
@@ -62,37 +64,37 @@ def submit(
     from hpc_es.cli.output import console, print_json
     from hpc_es.launch import prepare, slurm
 
-    settings = load_config(config, overrides, site)
+    settings = load_run(config, overrides, site, num_workers=_workers_at_once)
     if dry_run:
         paths = prepare.run_paths(settings)
         for role, text in slurm.scripts(settings, paths).items():
-            typer.echo(f"==> {paths.slurm_script(role)} <==\n{text}")
-        typer.echo("The workers are queued with --dependency=after:HEAD, so that none waits for a head with a GPU.")
+            say(f"==> {paths.slurm_script(role)} <==\n{text}")
+        say("The workers are queued with --dependency=after:HEAD, so that none waits for a head with a GPU.")
         return
     out = console(stderr=json)
     submission = slurm.submit(settings)
     root = submission.paths.root
     for difference in submission.changed:
-        out.print(f"changed since the run began: {difference}", markup=False)
-    out.print(f"{root}: head {submission.head.job_id}, workers {submission.workers.job_id}", markup=False)
+        out.print(f"changed since the run began: {difference}")
+    out.print(f"{root}: head {submission.head.job_id}, workers {submission.workers.job_id}")
     facts = {"run": str(root), "head": submission.head.job_id, "workers": submission.workers.job_id}
     if not wait:
         for command in (f"hpc-es status {root}", f"hpc-es logs {root}", f"hpc-es cancel {root}"):
-            out.print(f"  {command}", markup=False)
+            out.print(f"  {command}")
         if json:
             print_json(facts)
         return
     try:
         state = _watch(submission, stderr=json)
     except KeyboardInterrupt:
-        out.print(f"{root}: the jobs go on; `hpc-es status {root}`, `hpc-es cancel {root}`", markup=False)
+        out.print(f"{root}: the jobs go on; `hpc-es status {root}`, `hpc-es cancel {root}`")
         raise typer.Exit(EXIT_STOPPED) from None
-    out.print(f"{root}: {state}", markup=False)
+    out.print(f"{root}: {state}")
     if json:
         print_json({**facts, "state": state, "finished": submission.finished})
     if state != "COMPLETED":
         _show_log(submission.paths, "head", 15, stderr=json)
-        out.print(f"see `hpc-es logs {root}`; go on with `hpc-es submit {root}`", markup=False)
+        out.print(f"see `hpc-es logs {root}`; go on with `hpc-es submit {root}`")
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -100,7 +102,7 @@ def cancel(run: RunFolder) -> None:
     """End all Slurm jobs of a run. It can be gone on with by `hpc-es submit RUN`."""
     from hpc_es.launch import slurm
 
-    typer.echo(f"cancelled {', '.join(slurm.cancel(run_paths(run)))}")
+    say(f"cancelled {', '.join(slurm.cancel(run_paths(run)))}")
 
 
 def drain(
@@ -110,7 +112,7 @@ def drain(
     """Send a worker of a live run home once it has finished what it holds. The run goes on without it."""
     from hpc_es.launch.drain import drain as drain_worker
 
-    typer.echo(drain_worker(run_paths(run), worker))
+    say(drain_worker(run_paths(run), worker))
 
 
 def logs(
@@ -134,7 +136,12 @@ def sbatch_flags(role: RoleName, run: RunFolder) -> None:
     flags = slurm.flags(load(paths.config).config, paths, role.value)
     if awkward := [flag for flag in flags if len(shlex.split(flag)) != 1 or shlex.split(flag)[0] != flag]:
         raise ConfigError(f"{awkward[0]} would not survive $(...) in a shell; give it to sbatch by hand")
-    typer.echo(" ".join(flags))
+    say(" ".join(flags))
+
+
+def _workers_at_once(settings: "Config") -> int:
+    """Elements of the array that run together, once the queue lets them."""
+    return min(settings.slurm.workers, settings.slurm.max_parallel or settings.slurm.workers)
 
 
 def _show_log(paths: "RunPaths", role: str, lines: int, *, stderr: bool = False) -> None:
@@ -143,8 +150,8 @@ def _show_log(paths: "RunPaths", role: str, lines: int, *, stderr: bool = False)
     log = find_log(paths, role)
     for path in (log.path, log.slurm_output):
         if path is not None:
-            typer.secho(f"==> {path} <==", bold=True, err=stderr)
-            typer.echo("\n".join(path.read_text(errors="replace").splitlines()[-lines:]), err=stderr)
+            say(f"==> {path} <==", bold=True, err=stderr)
+            say("\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]), err=stderr)
 
 
 def _watch(submission: "Submission", *, stderr: bool) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpc_es import modes
 from hpc_es.cli.arguments import AllRows, Json, Overrides, RunFolder, output_file, run_paths
 from hpc_es.errors import ConfigError
 
@@ -65,20 +66,21 @@ def counterfactual(
     asked += [f"es.baseline={baseline.value}"] if baseline else []
     asked += _lag_weight(lag_weight) if lag_weight is not None else []
     found = recompute(paths.root, asked, drop=None if drop is None else Drop.parse(drop), sample=sample)
-    if csv is None:
-        csv = paths.report / "counterfactual.csv"
-        csv.parent.mkdir(exist_ok=True)
     if not found.lines:
         raise ConfigError("the run has no update yet")
-    write_csv([dataclasses.asdict(line) for line in found.lines], csv)
+    with modes.within(paths.root if csv is None else None):
+        if csv is None:
+            csv = paths.report / "counterfactual.csv"
+            csv.parent.mkdir(exist_ok=True)
+        write_csv([dataclasses.asdict(line) for line in found.lines], csv)
     if json:
         summary = {"cosine_mean": found.mean("cosine"), "norm_ratio_mean": found.mean("norm_ratio")}
         print_json({"run": str(run), **dataclasses.asdict(found), **summary, "csv": str(csv)})
     out = console(stderr=json)
     out.print(_lines_table(found, whole=whole))
     for line in _summary(found):
-        out.print(line, markup=False)
-    out.print(f"table: {csv}", markup=False)
+        out.print(line)
+    out.print(f"table: {csv}")
 
 
 def _lag_weight(text: str) -> list[str]:
@@ -145,18 +147,15 @@ def fork(
     root = run_paths(run).root
     out = console(stderr=json)
     planned = plan_fork(root, version, name, overrides or (), base)
-    paths = write_fork(
-        planned, lambda: replay(root, planned.version, model=model), say=lambda text: out.print(text, markup=False)
-    )
+    paths = write_fork(planned, lambda: replay(root, planned.version, model=model), say=out.print)
     command = f"hpc-es run {paths.root}"
     es, settings = planned.config.es, planned.config.run
-    out.print(f"{paths.root} begins from theta_{planned.version} of {root}, checked by its digest", markup=False)
+    out.print(f"{paths.root} begins from theta_{planned.version} of {root}, checked by its digest")
     for difference in planned.differences:
-        out.print(f"  {difference}", markup=False)
+        out.print(f"  {difference}")
     out.print(
         f"schedules begin anew: update 1 of {settings.num_updates} has sigma {es.sigma.start:g}, alpha "
         f"{es.alpha.start:g}" + ("; the optimiser's state begins at zero" if planned.loses_optimiser else ""),
-        markup=False,
     )
     if json:
         differences = [str(difference) for difference in planned.differences]
@@ -167,7 +166,7 @@ def fork(
 
         run_command(paths.root)
     else:
-        out.print(f"start it with: {command}", markup=False)
+        out.print(f"start it with: {command}")
 
 
 # --- compare ----------------------------------------------------------------------------------------------------
@@ -190,13 +189,13 @@ def compare(
         import dataclasses
 
         print_json({**dataclasses.asdict(found), "verdict": found.verdict, "success_verdict": found.success.verdict})
-    out.print(f"A: {found.label_a}\nB: {found.label_b}", markup=False)
+    out.print(f"A: {found.label_a}\nB: {found.label_b}")
     for difference in found.differences:
-        out.print(f"  {difference}", markup=False)
+        out.print(f"  {difference}")
     out.print(_paired_table(found))
     out.print(_costs_table(found.costs_a, found.costs_b))
     for line in _verdict_lines(found):
-        out.print(line, markup=False)
+        out.print(line)
 
 
 def _policies(side: str, version: int | None) -> "list[Policy]":

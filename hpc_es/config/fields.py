@@ -7,6 +7,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict
 
 from hpc_es.config.yaml12 import seconds
 
+MAX_NAME = 200
+
 
 def _positive(value: float) -> float:
     if not value > 0:
@@ -15,9 +17,11 @@ def _positive(value: float) -> float:
 
 
 def file_name(value: str) -> str:
-    """A name that is also one of a file."""
+    """A name that is also one of a file. File systems take 255 bytes; what we put before and after needs the rest."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
         raise ValueError("must consist of letters, digits, '.', '_' and '-', and begin with a letter or digit")
+    if len(value) > MAX_NAME:
+        raise ValueError(f"must have at most {MAX_NAME} characters")
     return value
 
 

@@ -200,6 +200,8 @@ def _override(text: str) -> Tree:
         raise ConfigError(
             f"override {text!r} must have the form section.key=value, e.g. es.population=16, or be a .yaml file"
         )
+    if len(parts) > yaml12.MAX_DEPTH:
+        raise ConfigError(f"override {key[:100]}...: {len(parts)} parts are too many for a key")
     tree = _relabel(yaml12.parse(value, f"override {key}"), "override")
     for part in reversed(parts):
         tree = {part: tree}

@@ -27,6 +27,8 @@ class RunConfig(Model):
     """Everything random in the run derives from it: member seeds, task batches, sampling seeds."""
     num_updates: int = Field(ge=1, lt=10**8)
     """Checkpoints are named by eight digits."""
+    group_readable: bool = False
+    """Whether the owner's group may read the run folder, but for its keys. Off: nobody but the owner may."""
     max_failures_in_a_row: int = Field(24, ge=1)
     """Evaluations that fail inside live workers, one after the other, before the run gives up."""
 
@@ -341,6 +343,7 @@ TAGGED = {"staleness": "mode"}
 HARMLESS = (
     "run.name",
     "run.dir",
+    "run.group_readable",
     "run.max_failures_in_a_row",
     "head",
     "transport",

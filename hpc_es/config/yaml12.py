@@ -1,7 +1,8 @@
 """YAML as people mean it: the scalars of YAML 1.2's core schema, durations, no duplicate keys, the place of each value.
 
-Invariant: whatever `dump` writes, `parse` reads back to equal values. The traps of YAML 1.1 end here: `1e-3` is a
-number; `no`, `off` and `on` are text; `24:00:00` is text, and a duration where seconds are expected.
+Invariant: whatever `dump` writes, `parse` reads back to equal values, or refuses as what no run could record. The
+traps of YAML 1.1 end here: `1e-3` is a number; `no`, `off` and `on` are text; `24:00:00` is text, and a duration where
+seconds are expected.
 """
 
 import math
@@ -16,6 +17,12 @@ from hpc_es.errors import ConfigError
 
 MAX_VALUES = 100_000
 """In one document; a few lines of nested aliases can stand for billions."""
+MAX_DEPTH = 50
+"""Of lists and mappings within each other; what reads them calls itself for each."""
+_MAX_DIGITS = 100
+"""Python's int() takes time that grows with their square, and refuses more than 4,300."""
+
+_MAX_SHOWN = 40
 
 _LINE_SEPARATORS = "\x85\u2028\u2029"
 _INT = re.compile(r"[-+]?[0-9]+")
@@ -49,18 +56,23 @@ Tree = dict[str, "Tree | Given"]
 def parse(text: str, source: str) -> "Tree | Given":
     """Read one document. `source` (a file name) appears in origins and errors as source:line[:column].
 
-    Errors: ConfigError for bad syntax, duplicate keys, keys that are not text or numbers, tags, and cycles.
+    Errors: ConfigError for bad syntax, duplicate keys, keys that are not text or numbers, tags, cycles, numbers that do
+    not fit into 64 bits, text that no file or message can hold (NUL, halves of characters), and more than MAX_DEPTH or
+    MAX_VALUES allow.
     """
     try:
-        node = yaml.compose(text, Loader=yaml.BaseLoader)
+        node = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         hint = " (indent with spaces)" if mark and _tab_at(text, mark) else ""
         raise ConfigError(f"{_place(source, mark)}: {error.problem or error.context}{hint}") from None
+    except yaml.reader.ReaderError as error:
+        where = f"character {error.position + 1}" if isinstance(error.position, int) else "somewhere"
+        raise ConfigError(f"{source}: {where} is a control character or no character at all: remove it") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from None
-    except RecursionError:
-        raise ConfigError(f"{source}: nested too deeply to be a configuration") from None
+    except _TooDeep:
+        raise ConfigError(_too_deep(source)) from None
     return Given(None, source) if node is None else _Builder(source).build(node)
 
 
@@ -92,7 +104,7 @@ def scalar(text: str) -> Any:
     """The value of an unquoted scalar: null, bool, int, float or the text itself."""
     if text in _WORDS:
         return _WORDS[text]
-    if _INT.fullmatch(text):
+    if _INT.fullmatch(text) and len(text) <= _MAX_DIGITS:
         return int(text)
     if _BASED_INT.fullmatch(text):
         return int(text, 0)
@@ -124,6 +136,28 @@ def dump_inline(value: Any) -> str:
     return text.strip()[1:-1]
 
 
+class _TooDeep(Exception):
+    """The text is nested more than MAX_DEPTH deep."""
+
+
+def _too_deep(source: str) -> str:
+    return f"{source}: nested too deeply to be a configuration, more than {MAX_DEPTH} lists or mappings in each other"
+
+
+class _Loader(yaml.BaseLoader):
+    """Gives up as soon as the text is too deep: PyYAML's time grows with the square of the depth."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise _TooDeep
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
 class _Builder:
     """Turns PyYAML's nodes into a Tree."""
 
@@ -136,6 +170,8 @@ class _Builder:
         if id(node) in self.open:
             raise ConfigError(f"{_place(self.source, node.start_mark)}: an alias that contains itself")
         self.num_values += 1
+        if len(self.open) > MAX_DEPTH:  # aliases reach deeper than the text
+            raise ConfigError(_too_deep(self.source))
         if self.num_values > MAX_VALUES:
             raise ConfigError(f"{self.source}: more than {MAX_VALUES} values, aliases counted, are no configuration")
         self.open.add(id(node))
@@ -153,14 +189,14 @@ class _Builder:
         if isinstance(node, yaml.SequenceNode):
             return Given([plain(self.build(item)) for item in node.value], origin)
         assert isinstance(node, yaml.ScalarNode), "YAML has three kinds of node"
-        return Given(_value(node), origin)
+        return Given(self._value(node), origin)
 
     def _section(self, node: yaml.MappingNode) -> Tree:
         section: Tree = {}
         first_line: dict[str, int] = {}
         for key_node, value_node in node.value:
             place = _place(self.source, key_node.start_mark)
-            key = _value(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            key = self._value(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if isinstance(key, bool) or not isinstance(key, (str, int)):
                 raise ConfigError(f"{place}: a key must be text; quote it if it is meant as text")
             name = str(key)
@@ -170,9 +206,23 @@ class _Builder:
             section[name] = self.build(value_node)
         return section
 
+    def _value(self, node: yaml.ScalarNode) -> Any:
+        value = scalar(node.value) if node.style is None else node.value
+        if fault := _fault(node.value, value):
+            shown = ascii(node.value) if len(node.value) <= _MAX_SHOWN else f"{node.value[:_MAX_SHOWN]!a}..."
+            raise ConfigError(f"{_place(self.source, node.start_mark)}: {shown} {fault}")
+        return value
 
-def _value(node: yaml.ScalarNode) -> Any:
-    return scalar(node.value) if node.style is None else node.value
+
+def _fault(text: str, value: Any) -> str | None:
+    """Why a scalar, `text` as written, can be no value."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return "is a number that does not fit into 64 bits; quote it if it is meant as text"
+    if isinstance(value, float) and math.isinf(value) and text not in _WORDS:
+        return "is too large a number; quote it if it is meant as text, or write .inf"
+    if isinstance(value, str) and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
+        return "holds a NUL or half of a character, which no file name and no message can have"
+    return None
 
 
 def _place(source: str, mark: yaml.Mark | None) -> str:

@@ -130,6 +130,7 @@ class _Live(Live):
     def __init__(self, config: ModelConfig, optimiser: Kind) -> None:
         _check(config.path)
         super().__init__(config, optimiser)
+        _check_shapes(config.path, {name: self.arena.shape(name) for name in self.arena.names})
         self._cast = {name: np.empty(self.arena.shape(name), CAST[config.dtype]) for name in self.arena.names}
         self.parameters = {name: np.full(self.arena.shape(name), np.nan, np.float32) for name in self.arena.names}
 
@@ -188,3 +189,14 @@ def _check(path: str) -> None:
             f"engine.kind=lab computes models of the laboratory only, and {path} is of type {found}: "
             f"`hpc-es model get NAME` writes one ({names}); for language models set engine.kind to vllm or transformers"
         )
+
+
+def _check_shapes(path: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Errors: ModelError when the tensors are not those of a model of the laboratory."""
+    hidden = math.prod(shapes.get(lab_model.HIDDEN_BIAS, ()))
+    for name, expected in lab_model.lab_shapes(hidden).items():
+        if shapes.get(name) != expected:
+            raise ModelError(
+                f"{path}: {name} has the shape {shapes.get(name)} where {expected} is wanted for {hidden} hidden "
+                "units: write the model again with `hpc-es model get`"
+            )

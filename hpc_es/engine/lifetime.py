@@ -44,7 +44,7 @@ class Tie(str):
 def process_start(pid: int) -> str | None:
     """When a process started, in clock ticks since boot: tells a pid used again apart. None: no such process."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] == "Z" else fields[19]
@@ -78,7 +78,7 @@ def _watch(front: int, started: str, scratch: Path) -> None:
 def shared_memory(pid: int) -> set[Path]:
     """Files of vLLM's in /dev/shm that a process has mapped: queues between processes, and what CPU ranks share."""
     try:
-        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return set()  # it has ended
     names = (line.partition("/dev/shm/")[2] for line in lines)

@@ -27,6 +27,8 @@ _BUILT_IN = {
     "webshop": "hpc_es.envs.webshop:WebShop",
 }
 """Modules are imported when an environment is made, not before: some are heavy."""
+_PLANNED = ("ahd", "terminal", "webarena")
+"""Environments that presets name already, but that do not exist yet."""
 
 
 def registered() -> list[str]:
@@ -89,7 +91,25 @@ def make_for(config: Config, kind: Kind) -> Env:
     return make(config.task.env, **options)
 
 
+def keeps_all_turns(name: str) -> bool:
+    """Whether a prompt holds all turns before it, so that a talk grows; what does not exist yet is taken to be so.
+
+    Errors: ConfigError for a name that does not exist."""
+    return name in _PLANNED or _find(name).history is None
+
+
+def refuse_planned(name: str) -> None:
+    """Errors: ConfigError for an environment that presets name, but that does not exist yet."""
+    if name in _PLANNED:
+        raise ConfigError(
+            f"the environment {name} is not part of hpc_es yet: `hpc-es config show` and `hpc-es plan` take "
+            f"configurations that name it, but they cannot be run; built in: {', '.join(registered())}; your own: "
+            "package.module:Class"
+        )
+
+
 def _find(name: str) -> type[Env]:
+    refuse_planned(name)
     if name not in _BUILT_IN and ":" not in name:
         raise ConfigError(
             f"unknown environment {name!r}{_did_you_mean(name, registered())}; built in: {', '.join(registered())}; "

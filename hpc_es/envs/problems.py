@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from hpc_es.data import data_path
 from hpc_es.errors import ConfigError
 
 Split = Literal["train", "eval"]
@@ -43,12 +44,13 @@ class Problem:
 def find(data: str, split: Split, data_dir: Path | None) -> Path:
     """The file of a data set of DATA_SETS, or any other: a path, in which `{split}` stands for the split.
 
-    Errors: ConfigError for a split that the data set does not have, and without the folder that it needs.
+    Relative paths are looked for as in `data_path`. Errors: ConfigError for a split that the data set does not have,
+    and without the folder or the file that it needs.
     """
     if data not in DATA_SETS:
         if not data.endswith(".jsonl"):
             raise ConfigError(f"option data={data!r}: known are {', '.join(DATA_SETS)}, and files that end on .jsonl")
-        return Path(data_dir or "", data.replace("{split}", split))
+        return data_path(Path(data_dir or "", data.replace("{split}", split)))
     if split not in DATA_SETS[data]:
         raise ConfigError(
             f"option data={data!r} is for evaluation only: put it into eval.options, and train on another data set"
@@ -56,7 +58,7 @@ def find(data: str, split: Split, data_dir: Path | None) -> Path:
     name = DATA_SETS[data][split]
     if data_dir is None:
         raise ConfigError(f"option data={data!r} needs data_dir, the folder that has {name}")
-    return data_dir / name
+    return data_path(data_dir) / name
 
 
 def read(path: Path, split: Split | None = None) -> tuple[Problem, ...]:
@@ -69,8 +71,8 @@ def read(path: Path, split: Split | None = None) -> tuple[Problem, ...]:
         stamp = path.stat().st_mtime_ns
     except OSError as error:
         raise ConfigError(
-            f"{path}: the problems cannot be read ({error.strerror}); data_dir is relative to the working directory, "
-            "and each line of a file is a JSON object with question (or problem) and answer"
+            f"{path}: the problems cannot be read ({error.strerror}); each line of the file is a JSON object with "
+            "question (or problem) and answer"
         ) from error
     return _read(path, split, stamp)
 
@@ -92,7 +94,7 @@ def _read(path: Path, split: Split | None, _stamp: int) -> tuple[Problem, ...]:
                 raise ValueError(f"there is another problem with the id {problem.id!r}")
             if split is None or record.get("split", split) == split:
                 found[problem.id] = problem
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(
                 f"{path}, line {number}: {error}; each line is an object with `question` or `problem`, and `answer`"
             ) from error

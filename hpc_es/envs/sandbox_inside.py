@@ -91,7 +91,7 @@ def _limit_memory(size: int) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
     ):
         resource.setrlimit(what, (limit, limit))
-    Path("/proc/self/oom_score_adj").write_text("1000")  # before anything else on the machine
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # before anything else on the machine
     os.nice(NICENESS)
 
 
@@ -354,8 +354,10 @@ def _used() -> _Use:
         if not name.isdigit() or name == "1":
             continue
         try:
-            found = _FOUND.findall(Path("/proc", name, "status").read_text(errors="replace"))
-            fields = Path("/proc", name, "stat").read_text(errors="replace").rpartition(")")[2].split()
+            found = _FOUND.findall(Path("/proc", name, "status").read_text(encoding="utf-8", errors="replace"))
+            fields = (
+                Path("/proc", name, "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            )
         except OSError:  # it has ended in the meantime
             continue
         for what, value in found:
@@ -366,7 +368,9 @@ def _used() -> _Use:
         own, of_children = (sum(map(int, fields[i : i + 2])) for i in (11, 13))  # user and system
         ticks[f"{name} {fields[19]}"] = own  # and when it began, for names come again
         total += own + of_children
-    sockets = int(Path("/proc/net/sockstat").read_text().split()[2])  # "sockets: used 3", of this namespace
+    sockets = int(
+        Path("/proc/net/sockstat").read_text(encoding="utf-8").split()[2]
+    )  # "sockets: used 3", of this namespace
     memory = kibibytes * 1024 + sockets * SOCKET_MIB * MIB
     return _Use(threads, memory, total / _TICKS_PER_SECOND, ticks)
 

@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, validate_call
 
+from hpc_es.data import data_path
 from hpc_es.envs import sudoku_puzzles as puzzles
 from hpc_es.envs.base import Env, Message, Observation, StepResult, TaskFacts
 from hpc_es.envs.sudoku_puzzles import MAX_BLANKS, Puzzle, Split
@@ -153,7 +154,7 @@ def _generated(size: int, blanks: int | None, split: Split, seed: int, count: in
 
 
 def _from_file(path: Path, size: int, blanks: int | None, split: Split, count: int | None) -> tuple[Puzzle, ...]:
-    path = Path(str(path).replace("{split}", split))
+    path = data_path(Path(str(path).replace("{split}", split)))
     found = tuple(puzzle for puzzle in puzzles.read(path, blanks, split) if puzzle.size == size)
     wanted = f"{size}x{size} puzzles" + (f" with {blanks} blanks" if blanks is not None else "")
     if not found:

@@ -194,7 +194,7 @@ def read(path: Path, blanks: int | None, split: Split) -> tuple[Puzzle, ...]:
             record = json.loads(line)
             puzzle = replace(_from_rows(record["puzzle"], record["solution"]), name=str(record.get("id", "")))
             kept = record.get("split", split) == split and blanks in (None, len(puzzle.blanks))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"{path}, line {number}: {error!r}; each line is an object with `puzzle` and `solution`, "
                 "rows of digits with 0 for empty, and the solution is a correct one that keeps the givens"

@@ -123,7 +123,8 @@ class _Jvm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             cwd=folder,  # where the games look for their data
             env={**os.environ, "_JAVA_SR_SIGNUM": "40"},  # Java suspends threads by USR2 unless told otherwise
         )

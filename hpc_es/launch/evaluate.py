@@ -6,6 +6,7 @@ an evaluation that was stopped goes on where it stopped.
 """
 
 import asyncio
+import contextlib
 import os
 import platform
 import re
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_es import __version__
+from hpc_es import __version__, modes
 from hpc_es.config import Config, compare, from_record
 from hpc_es.errors import ConfigError
 from hpc_es.es.records import Assignment, EvalId, Result
@@ -75,8 +76,8 @@ def evaluate(
     name = _fresh_name(config, asked) if name is None else checked_name(name, "--name")
     if name == RUN:
         raise ConfigError(f"--name {RUN} stands for what the run itself measured: choose another one")
-    later = EvalJournal.open(recorded.paths, name, started(config, recorded.digests[0]), warn=say)
-    try:
+    first = started(config, recorded.digests[0])
+    with modes.within(root), contextlib.closing(EvalJournal.open(recorded.paths, name, first, warn=say)) as later:
         refuse_another_evaluation(later.earlier[0], config, later.path)
         settle_tasks(recorded.paths.later_eval_tasks(name), config, has_begun=True)
         left = what_is_left(config, chosen, later.earlier)
@@ -84,8 +85,6 @@ def evaluate(
         if left:
             keep = TrajectoryFile(recorded.paths.later_eval_trajectories(name), WORKER).append
             asyncio.run(_evaluate(replace(recorded, config=config), left, later.append, keep, say))
-    finally:
-        later.close()
     return Evaluation(root, name, chosen, config)
 
 
@@ -99,7 +98,7 @@ def chosen_versions(recorded: Recorded, text: str) -> tuple[int, ...]:
         return tuple(range(newest + 1))
     chosen = dict[int, None]()
     for part in re.sub(r"\blast\b", str(newest), text).split(","):
-        match = re.fullmatch(r"\s*([0-9]+)(?::([0-9]+)(?::([0-9]+))?)?\s*", part)
+        match = re.fullmatch(r"\s*([0-9]{1,18})(?::([0-9]{1,18})(?::([0-9]{1,18}))?)?\s*", part)
         if match is None:
             raise ConfigError(f"--versions {text!r} must be `all`, or numbers and `last`, like 0,10,last or 0:100:10")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)

@@ -35,7 +35,7 @@ def evaluate_model(frozen: Frozen, out: Path, asked: Asked, *, say: Say = print)
     if frozen.url is None:
         check_model(Path(frozen.model), config.engine.tensor_parallel)
     _refuse_something_else(paths, config)
-    with launcher_lock(paths):
+    with launcher_lock(config):
         earlier = list(read_journal(out, warn=say))
         try:
             save(config, paths.config)

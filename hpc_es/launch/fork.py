@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_es import __version__
+from hpc_es import __version__, modes
 from hpc_es.config import Config, Difference, compare, load
 from hpc_es.config.fields import file_name
 from hpc_es.errors import ConfigError, DigestMismatch, LaunchError
@@ -98,17 +98,17 @@ def write_fork(fork: Fork, theta: "Callable[[], Arena]", say: Callable[[str], No
     """
     paths = fork.paths
     try:
-        paths.root.mkdir(parents=True)
+        modes.make_run_folder(paths.root, exist_ok=False)
     except FileExistsError:
         raise ConfigError(f"{paths.root} exists already: give the fork another --name") from None
     except OSError as error:
         raise LaunchError(f"the run folder {paths.root} cannot be written: {error}") from None
     try:
         digest = _settle_base(fork, theta, say)
-        with prepare.launcher_lock(paths):
+        with prepare.launcher_lock(fork.config):
             prepare.write_folder(fork.config)
             prepare.check(fork.config)
-        paths.fork.write_text(json.dumps(_provenance(fork, digest), indent=2) + "\n", encoding="utf-8")
+            paths.fork.write_text(json.dumps(_provenance(fork, digest), indent=2) + "\n", encoding="utf-8")
     except BaseException:
         shutil.rmtree(paths.root, ignore_errors=True)
         raise

@@ -59,8 +59,7 @@ def run_local(
     caught in the main thread. Errors: ConfigError, ModelError, EnvError before anything starts; LaunchError, RunFailed,
     or ConfigError for a mistake that only the head could find, with the end of the log of the process that failed.
     """
-    paths = prepare.run_paths(config)
-    with prepare.launcher_lock(paths):
+    with prepare.launcher_lock(config):
         paths, changed = prepare.write_folder(config)
         if prepare.is_finished(paths):
             return Outcome(paths, True, "already finished")
@@ -263,5 +262,5 @@ def _visible_gpus() -> list[str]:
         return [name.strip() for name in chosen.split(",") if name.strip()]
     if not shutil.which("nvidia-smi"):
         return []
-    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
+    listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, encoding="utf-8", timeout=60)
     return [str(i) for i, _ in enumerate(listed.stdout.splitlines())] if listed.returncode == 0 else []

@@ -8,19 +8,20 @@ mistake in the configuration is found here, before anything is loaded.
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from hpc_es import envs, modes
 from hpc_es.config import Config, compare, from_record, save
 from hpc_es.errors import ConfigError, LaunchError, ModelError, StoreError
 from hpc_es.head.tasks import count_tasks
 from hpc_es.launch.manifest import settle_tasks
 from hpc_es.params import check_memory, checkpoint
 from hpc_es.params.heads import check_ranks, num_heads
+from hpc_es.params.weights import read_config
 from hpc_es.paths import RunPaths
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Committed, Started, Stopped
@@ -51,6 +52,7 @@ def check(config: Config) -> None:
             f"engine.kind=endpoint: a frozen endpoint cannot be trained; `hpc-es eval {config.engine.url} --model "
             f"{config.model.path}` evaluates it, and engine.kind=vllm or transformers train a model of your own"
         )
+    envs.refuse_planned(config.task.env)  # first: its model is likely not here either, but that is not the reason
     check_model(Path(config.model.path), config.engine.tensor_parallel)
     model, optimiser = config.model, config.es.optimiser.kind
     num_arenas = config.launch.workers + 1  # the head has one too
@@ -66,14 +68,9 @@ def check_model(path: Path, ranks: int) -> None:
     remedy = f"model.path is relative to the working directory ({Path.cwd()}); `hpc-es model get NAME` fetches a model"
     if not path.is_dir():
         raise ModelError(f"model.path={path}: no such folder; {remedy}")
-    try:
-        described = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"model.path={path} has no config.json, so it is no Hugging Face folder; {remedy}") from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path / 'config.json'} cannot be read: {error}") from None
-    if not isinstance(described, dict):
-        raise ModelError(f"{path / 'config.json'} holds no model's description, but {type(described).__name__}")
+    if not (path / "config.json").exists():
+        raise ModelError(f"model.path={path} has no config.json, so it is no Hugging Face folder; {remedy}")
+    described = read_config(path)
     if not any(path.glob("*.safetensors")):
         raise ModelError(f"model.path={path} holds no *.safetensors; convert the checkpoint with save_pretrained")
     if described.get("quantization_config"):
@@ -140,27 +137,31 @@ def began_config(paths: RunPaths) -> Config | None:
 
 
 @contextlib.contextmanager
-def launcher_lock(paths: RunPaths) -> Iterator[None]:
-    """Be the only launcher of this run folder. The lock ends with the process, so a stale file blocks nobody.
+def launcher_lock(config: Config) -> Iterator[None]:
+    """Be the only launcher of this run's folder, which is made if need be and has its modes from here on.
+
+    The lock ends with the process, so a stale file blocks nobody.
 
     Errors: LaunchError with the process id of the other launcher.
     """
+    paths = run_paths(config)
     try:
-        paths.root.mkdir(parents=True, exist_ok=True)
-        file = open(paths.launcher_lock, "a+")  # noqa: SIM115 - the lock lasts as long as the file is open
+        modes.make_run_folder(paths.root)
+        file = open(paths.launcher_lock, "a+", encoding="utf-8")  # noqa: SIM115 - the lock lasts as long as the file is open
         _lock(file)
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
+        modes.settle(paths.root, group_readable=config.run.group_readable)
     except BlockingIOError:
-        other = paths.launcher_lock.read_text().strip()
+        other = paths.launcher_lock.read_text(encoding="utf-8").strip()
         raise LaunchError(
             f"{paths.root} is being run by process {other or '?'}: watch it with `hpc-es status {paths.root}`, or stop "
             f"that process first"
         ) from None
     except OSError as error:
         raise LaunchError(f"the run folder {paths.root} cannot be written: {error}") from None
-    with file:
+    with file, modes.within(paths.root):
         yield
 
 

@@ -68,7 +68,7 @@ def _processes() -> Iterator[_Process]:
 
 def _process(pid: int) -> _Process | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None  # ended meanwhile
     state, parent, _group, session = text.rpartition(")")[2].split()[:4]  # the name before may hold anything

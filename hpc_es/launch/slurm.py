@@ -128,8 +128,7 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
     """
     slurm = slurm or Slurm()
     slurm.require()
-    paths = prepare.run_paths(config)
-    with prepare.launcher_lock(paths):
+    with prepare.launcher_lock(config):
         paths, changed = prepare.write_folder(config)
         if prepare.is_finished(paths):
             raise LaunchError(f"{paths.root} is finished; give another run.name, or look at it with `hpc-es verify`")
@@ -138,7 +137,7 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
         texts = scripts(config, paths)
         paths.slurm.mkdir(exist_ok=True)
         for role, text in texts.items():
-            paths.slurm_script(role).write_text(text)
+            paths.slurm_script(role).write_text(text, encoding="utf-8")
             with _advice(config, role, slurm):
                 slurm.check(paths.slurm_script(role))
         with _advice(config, "head", slurm):

@@ -88,7 +88,9 @@ class JobStatus:
 def run(command: Sequence[str]) -> Answer:
     """A command that does not answer in time has failed. Errors: LaunchError when there is no such command."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=_environment())
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=TIMEOUT_S, env=_environment()
+        )
     except FileNotFoundError:
         raise LaunchError(f"there is no {command[0]} here: this must run where Slurm's commands are") from None
     except subprocess.TimeoutExpired:

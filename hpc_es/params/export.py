@@ -45,7 +45,7 @@ def export(arena: Arena, base: Path, out: Path, dtype: Literal["float32", "base"
         for path in _beside_the_weights(base):
             copy = shutil.copytree if path.is_dir() else shutil.copyfile
             copy(path, temporary / path.name)
-        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         write(temporary / "model.safetensors", specs, elements)
         write_manifest(temporary, manifest)
     return manifest

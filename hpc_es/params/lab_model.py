@@ -37,7 +37,7 @@ def write_lab_model(folder: str | Path, hidden: int, *, seed: int = 0) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_type": MODEL_TYPE, "hidden_size": hidden, "dtype": "float32"}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     generator = np.random.default_rng(seed)
 
     def elements(name: str) -> Array:

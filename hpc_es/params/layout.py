@@ -94,7 +94,7 @@ def memory_limit() -> int:
     """Bytes that this node lets us use: the smaller of its memory and the cgroup's limit."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in map(Path, _CGROUP_LIMITS):
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
+        if path.is_file() and (text := path.read_text(encoding="utf-8").strip()).isdigit():
             limits.append(int(text))
     return min(limits)
 

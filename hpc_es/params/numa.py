@@ -29,7 +29,7 @@ def nodes(folder: Path = NODES, cpus: Set[int] | None = None) -> list[int]:
     found = []
     for node in folder.glob("node[0-9]*"):
         lists = node / "cpulist"
-        if lists.is_file() and cpus & _members(lists.read_text()):
+        if lists.is_file() and cpus & _members(lists.read_text(encoding="utf-8")):
             found.append(int(node.name.removeprefix("node")))
     return sorted(found)
 

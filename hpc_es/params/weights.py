@@ -7,10 +7,11 @@ known to lie inside its file. Format: https://github.com/huggingface/safetensors
 
 import json
 import math
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -20,9 +21,23 @@ from hpc_es.noise import Array
 FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "F16": np.dtype("<f2")}
 """Stored types that theta can hold exactly; bfloat16 as its bits."""
 
+_SUFFIX = ".safetensors"
 _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight")
 _MAX_HEADER = 100 * 2**20
+_MAX_SIZE = 2**48
+_MAX_DIMENSIONS = 32
+"""Of numpy before version 2."""
+_BITS = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
+    **dict.fromkeys(("U32", "I32", "F32"), 32),
+    **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
+"""Of one element. Types that the format gains later are only checked for their place."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +95,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ModelError(f"model.path {folder} is no folder; `hpc-es model get` fetches a model, or name a local one")
     try:
-        config = json.loads(path.read_text())
+        text = path.read_bytes()
     except FileNotFoundError:
         raise ModelError(f"{folder} has no config.json; a Hugging Face model folder is needed") from None
-    except ValueError as error:
-        raise ModelError(f"{path} is no JSON ({error}); fetch the model again") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path} must hold an object; fetch the model again")
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}); fetch the model again") from None
+    config = _json_object(text, str(path))
+    for part in (config, text_config(config)):
+        if not isinstance(part.get("tie_word_embeddings"), (bool, type(None))):
+            raise ModelError(
+                f"{path}: tie_word_embeddings={reprlib.repr(part['tie_word_embeddings'])} must be true, false or null"
+            )
     return config
 
 
@@ -97,33 +116,101 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def scan_file(path: Path) -> list[Stored]:
-    """Every tensor of one safetensors file. Errors: ModelError when it is missing, damaged or truncated."""
+    """Every tensor of one safetensors file.
+
+    Refuses what the safetensors library refuses: a header that is no such thing, tensors that overlap or leave gaps,
+    bytes that do not fit type and shape. Errors: ModelError naming file and tensor, also when it is missing.
+    """
     try:
         total = path.stat().st_size
+        if not path.is_file():
+            raise ModelError(f"{path} is no file, but a directory or a device; fetch the model again")
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(_MAX_HEADER, total - 8):
                 raise ModelError(f"{path} is truncated or no safetensors file ({total} bytes); fetch it again")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        tensors = [
-            Stored(name, entry["dtype"], tuple(entry["shape"]), path, 8 + length + entry["data_offsets"][0])
-            for name, entry in header.items()
-        ]
-        ends = [8 + length + entry["data_offsets"][1] for entry in header.values()]
+            text = file.read(length)
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}); fetch the model again") from error
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ModelError(f"the header of {path} is damaged ({error}); fetch it again") from error
-    for tensor, end in zip(tensors, ends, strict=True):
-        if not 8 + length <= tensor.offset <= end <= total:
-            raise ModelError(
-                f"{path} is truncated or damaged: {tensor.name} ends at byte {end} of {total}; fetch it again"
-            )
-        known = FLOATS.get(tensor.dtype)
-        if known and end - tensor.offset != tensor.size * known.itemsize:
-            raise ModelError(f"{path}: {tensor.name} has {end - tensor.offset} bytes for shape {tensor.shape}")
-    return tensors
+    if not text.startswith(b"{"):
+        raise ModelError(f"the header of {path} is damaged (it begins with {text[:8]!r}); fetch it again")
+    header = _json_object(text, f"the header of {path}")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ModelError(f"the header of {path} is damaged (__metadata__ holds more than text); fetch it again")
+    places = [_entry(name, entry, path, 8 + length) for name, entry in header.items()]
+    _refuse_gaps(places, path, 8 + length, total)
+    return [tensor for tensor, _ in places]
+
+
+def _entry(name: str, entry: Any, path: Path, begin: int) -> tuple[Stored, int]:
+    """A tensor of a header, and where it ends in the file. Errors: ModelError."""
+
+    def refuse(why: str) -> NoReturn:
+        raise ModelError(f"{path} is damaged: {name[:200]!a} {why}; fetch it again")
+
+    if not _is_text(name):
+        refuse("is a name that is no text")
+    if not isinstance(entry, dict):
+        refuse(f"has {reprlib.repr(entry)} for type, shape and place")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or not _is_text(dtype):
+        refuse(f"has the type {reprlib.repr(dtype)}")
+    if not isinstance(shape, list) or not all(_is_size(count) for count in shape) or len(shape) > _MAX_DIMENSIONS:
+        refuse(f"has the shape {reprlib.repr(shape)}")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
+        refuse(f"has the place {reprlib.repr(offsets)}")
+    start, end = offsets
+    tensor = Stored(name, dtype, tuple(shape), path, begin + start)
+    if end < start:
+        refuse(f"ends at byte {end} before it begins at {start}")
+    bits = _BITS.get(dtype)
+    if bits is not None and tensor.size * bits != 8 * (end - start):
+        refuse(f"has {end - start} bytes for {dtype} and shape {reprlib.repr(tensor.shape)}")
+    return tensor, begin + end
+
+
+def _refuse_gaps(places: Sequence[tuple[Stored, int]], path: Path, begin: int, total: int) -> None:
+    """Errors: ModelError unless the tensors fill the file from byte `begin` to `total` one after the other."""
+    at, before = begin, "the header"
+    for tensor, end in sorted(places, key=lambda place: (place[0].offset, place[1])):
+        if tensor.offset != at:
+            where = f"overlaps {before!a}" if tensor.offset < at else f"leaves a gap behind {before!a}"
+            raise ModelError(f"{path} is damaged: {tensor.name[:200]!a} {where}; fetch it again")
+        at, before = end, tensor.name[:200]
+    if at != total:
+        raise ModelError(
+            f"{path} is truncated or damaged: the last tensor, {before!a}, ends at byte {at} of {total}; fetch it again"
+        )
+
+
+def _json_object(text: bytes, what: str) -> dict[str, Any]:
+    """Errors: ModelError for anything else, and for a name that is there twice."""
+    try:
+        found = json.loads(text.decode(), object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{what} is damaged ({str(error)[:200]}); fetch it again") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{what} is damaged: it must hold an object, not {type(found).__name__}; fetch it again")
+    return found
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict[str, Any]()
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:200]!a} is there twice")
+        found[name] = value
+    return found
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_SIZE
+
+
+def _is_text(name: str) -> bool:
+    """Not half of a character, which has no bytes that could be hashed or written."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 class Spec(NamedTuple):
@@ -162,12 +249,29 @@ def _listed(folder: Path) -> list[Stored]:
             )
         return scan_file(single)
     try:
-        weight_map: dict[str, str] = dict(json.loads(index.read_text())["weight_map"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ModelError(f"{index} cannot be used ({error}); fetch the model again") from error
-    tensors = {tensor.name: tensor for file in sorted(set(weight_map.values())) for tensor in scan_file(folder / file)}
+        text = index.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{index} cannot be read ({error.strerror}); fetch the model again") from error
+    weight_map = _json_object(text, str(index)).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index} is damaged: weight_map must say which file has which tensor; fetch it again")
+    for name, file in weight_map.items():
+        if (
+            not isinstance(file, str)
+            or not _is_text(file)
+            or "\0" in file
+            or Path(file).name != file
+            or not file.endswith(_SUFFIX)
+        ):
+            place = reprlib.repr(file)
+            raise ModelError(f"{index}: {name[:200]!a} must be in a {_SUFFIX} file of this folder, not in {place}")
+    tensors = dict[str, Stored]()
+    for file in sorted(set(weight_map.values())):
+        for tensor in scan_file(folder / file):
+            if (other := tensors.setdefault(tensor.name, tensor)) is not tensor:
+                raise ModelError(f"{folder}: {tensor.name} is in {other.file.name} and in {file}; save the model again")
     if missing := sorted(weight_map.keys() - tensors.keys()):
-        raise ModelError(f"{folder}: {missing[0]} is in the index and in no file ({len(missing)} such tensors)")
+        raise ModelError(f"{folder}: {missing[0]!a} is in the index and in no file ({len(missing)} such tensors)")
     return list(tensors.values())
 
 

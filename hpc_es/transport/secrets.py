@@ -13,6 +13,7 @@ import msgspec
 import zmq
 from msgspec import Struct
 
+from hpc_es import modes
 from hpc_es.errors import TransportError
 from hpc_es.paths import RunPaths
 
@@ -46,7 +47,7 @@ def create_secrets(paths: RunPaths) -> Secrets:
         return load_secrets(paths)
     new = paths.root / f"{paths.secrets.name}.new-{random.token_hex(8)}"
     try:
-        paths.root.mkdir(parents=True, exist_ok=True)
+        modes.make_run_folder(paths.root)
         new.mkdir(mode=0o700)
         for name in (_HEAD, _WORKERS):
             public, secret = zmq.curve_keypair()

@@ -104,7 +104,7 @@ def make_config(folder: Path, clients: int, num_updates: int, tasks: int, mode: 
 
 def small_model(folder: Path, num_parameters: int = NUM_PARAMETERS) -> Path:
     folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     spec = Spec("weight", "F32", (num_parameters,))
     write(folder / "model.safetensors", [spec], lambda name: np.zeros(num_parameters, np.float32))
     return folder
@@ -354,7 +354,7 @@ def children_cpu() -> float:
 
 def cpu_of(pid: int) -> float:
     """CPU seconds of a live process, all threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -223,7 +223,7 @@ def commit(version: int, population: int) -> Commit:
 def write_model(folder: Path, num_parameters: int) -> Path:
     """Sixteen tensors of random numbers."""
     folder.mkdir()
-    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     rng, each = np.random.default_rng(0), num_parameters // 16
     specs = [Spec(f"layers.{number:02}.weight", "F32", (each,)) for number in range(16)]
     write(folder / "model.safetensors", specs, lambda name: rng.standard_normal(each, np.float32))

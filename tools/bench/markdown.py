@@ -40,7 +40,7 @@ def machine() -> str:
     threads.start(cores)
     seconds = alternate({"copy": copying(COPIED, cores)}, 5)["copy"]
     model = "unknown CPU"
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("model name"):
             model = line.partition(":")[2].strip()
             break

@@ -72,7 +72,7 @@ def compare(arena: Arena, dtype: str, num_threads: int, rounds: int, clock: Cloc
 
 def reset_peak() -> int:
     """Forget the process's peak; returns the resident bytes now."""
-    Path("/proc/self/clear_refs").write_text("5")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     return memory("VmRSS")
 
 
@@ -81,7 +81,7 @@ def peak_memory() -> int:
 
 
 def memory(field: str) -> int:
-    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
     return 1024 * int(lines[field].split()[0])
 
 

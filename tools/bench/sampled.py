@@ -31,7 +31,7 @@ OTHER = "event loop and the rest"
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process, all threads, ended ones too; 0 once it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / TICKS
@@ -43,7 +43,7 @@ def descendants(pid: int) -> Iterator[int]:
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                parent = int((folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
             except OSError:
                 continue
             parents.setdefault(parent, []).append(int(folder.name))

@@ -19,7 +19,7 @@ ROUNDS = int(sys.argv[3]) if len(sys.argv) > 3 else 16
 
 def resident_mib() -> float:
     assert twx_jvm._shared is not None
-    pages = int(Path(f"/proc/{twx_jvm._shared.process.pid}/statm").read_text().split()[1])
+    pages = int(Path(f"/proc/{twx_jvm._shared.process.pid}/statm").read_text(encoding="utf-8").split()[1])
     return pages * 4096 / 2**20
 
 

@@ -33,7 +33,7 @@ for query in sys.argv[3:]:
     env.catalogue.search(query)
     searches.append(time.monotonic() - at)
 kib = {}
-for line in open("/proc/self/smaps_rollup"):
+for line in open("/proc/self/smaps_rollup", encoding="utf-8"):
     name, _, value = line.partition(":")
     if name in ("Pss", "Rss", "Private_Dirty"):
         kib[name] = int(value.split()[0])
@@ -75,7 +75,7 @@ def main() -> None:
 def multiply(files: products.Files, count: int, data: Path) -> None:
     items, instructions = _load(files.items), _load(files.instructions)
     texts = {}
-    with (data / "items_shuffle.json").open("w") as out:
+    with (data / "items_shuffle.json").open("w", encoding="utf-8") as out:
         for number in range(count):
             item = items[number % len(items)]
             asin = f"X{number:09d}"
@@ -83,11 +83,11 @@ def multiply(files: products.Files, count: int, data: Path) -> None:
                 texts[asin] = instructions[item["asin"]]
             out.write(("[" if number == 0 else ",\n") + json.dumps({**item, "asin": asin}))
         out.write("]")
-    (data / "items_ins_v2.json").write_text(json.dumps(texts))
+    (data / "items_ins_v2.json").write_text(json.dumps(texts), encoding="utf-8")
 
 
 def _load(path: Path) -> Any:
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         return json.load(file)
 
 

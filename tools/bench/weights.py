@@ -46,7 +46,9 @@ def clock_of(options: argparse.Namespace) -> Clock:
 def random_model(folder: Path, num_layers: int = 30) -> Path:
     """A folder with random weights in the shapes of SmolLM2-135M, or of so many of its layers."""
     shapes = dict(_shapes(num_layers))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": True}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "tie_word_embeddings": True}), encoding="utf-8"
+    )
     generator = np.random.default_rng(0)
 
     def elements(name: str) -> np.ndarray:

@@ -107,7 +107,7 @@ class Runner:
         self._environment = environment(device, scratch)
         self._broken = without_broken_numba(scratch, self._environment)
         self._obstacle = ""
-        (out / "check.log").write_text("")
+        (out / "check.log").write_text("", encoding="utf-8")
 
     def run(self, checks: Sequence[Check]) -> None:
         """Side by side."""
@@ -117,7 +117,9 @@ class Runner:
                 self.rows += [{"check": check.name, **row} for row in rows]
         if self._device == "cuda" and any(row["what"] == A_GPU for row in failed(self.rows)):
             self._obstacle = "torch sees no CUDA device"
-        (self._out / "check.json").write_text(json.dumps({"device": self._device, "rows": self.rows}, indent=1))
+        (self._out / "check.json").write_text(
+            json.dumps({"device": self._device, "rows": self.rows}, indent=1), encoding="utf-8"
+        )
 
     def _run(self, check: Check) -> list[Row]:
         left = self._deadline - time.monotonic()
@@ -133,10 +135,10 @@ class Runner:
         limit, began = min(check.limit_s, left), time.monotonic()
         ended = carry_out(command, self._environment, log, limit)
         seconds = time.monotonic() - began
-        lines = findings.read_text().splitlines(keepends=True) if findings.exists() else []
+        lines = findings.read_text(encoding="utf-8").splitlines(keepends=True) if findings.exists() else []
         rows = [json.loads(line) for line in lines if line.endswith("\n")]  # the last may be torn
-        text = log.read_text(errors="replace")
-        with (self._out / "check.log").open("a") as all_logs:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        with (self._out / "check.log").open("a", encoding="utf-8") as all_logs:
             all_logs.write(f"==== {check.name}, {seconds:.1f} s, exit code {ended}\n{text}\n")
         if ended is None:
             rows.append(row_of(check.about, "FAILED", f"not finished within {limit:.0f} s"))
@@ -151,7 +153,7 @@ class Runner:
 
 def carry_out(command: Sequence[str], environment: dict[str, str], log: Path, limit_s: float) -> int | None:
     """The exit code, or None where the process and its children had to be ended."""
-    with log.open("w") as output:
+    with log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             command,
             env=environment,
@@ -193,7 +195,9 @@ def without_broken_numba(scratch: Path, environment: dict[str, str]) -> list[str
     print(f"numba does not work here: {done.stderr.splitlines()[-1]}", flush=True)
     hidden = scratch / "without"
     hidden.mkdir()
-    (hidden / "numba.py").write_text("raise ModuleNotFoundError('it does not work here', name='numba')\n")
+    (hidden / "numba.py").write_text(
+        "raise ModuleNotFoundError('it does not work here', name='numba')\n", encoding="utf-8"
+    )
     environment["PYTHONPATH"] = os.pathsep.join([str(hidden), environment.get("PYTHONPATH", "")])
     return ["numba"]
 

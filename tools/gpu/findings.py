@@ -56,7 +56,7 @@ class Findings:
                 torch.cuda.synchronize()  # raises again where the context is broken: the rest cannot be trusted then
 
     def _add(self, row: Row) -> None:
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(line_of(row), flush=True)
 

@@ -31,7 +31,7 @@ def main() -> None:
 
 def matrices(folder: Path, width: int) -> Arena:
     generator, names = np.random.default_rng(0), [f"layers.{layer}.weight" for layer in range(LAYERS)]
-    (folder / "config.json").write_text("{}")
+    (folder / "config.json").write_text("{}", encoding="utf-8")
     specs = [Spec(name, "F32", (width, width)) for name in names]
     write(folder / "model.safetensors", specs, lambda _: generator.standard_normal((width, width), np.float32) / 8)
     return Arena.from_pretrained(folder)

@@ -47,7 +47,9 @@ def write_model(folder: Path, size: Size, device: torch.device) -> Path:
     from hpc_es.params.weights import Spec, write
 
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "tie_word_embeddings": True}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "tie_word_embeddings": True}), encoding="utf-8"
+    )
     specs = [Spec(name, "BF16", shape) for name, shape in shapes(size).items()]
     generator = torch.Generator(device).manual_seed(0)
 

@@ -102,7 +102,7 @@ def write_results(folder: Path, num_seeds: int) -> str:
         ("Steps of the staircase: fitness of the cohort", stairs_markdown(stairs)),
     )
     text = "\n".join(f"## {title}\n\n{table}\n" for title, table in parts)
-    (folder / "results.md").write_text(text)
+    (folder / "results.md").write_text(text, encoding="utf-8")
     return text
 
 

@@ -2,7 +2,7 @@
 
 From a configuration, the shape of a model, the length of an episode and stated assumptions. Invariant: the wall-clock
 is that of the simulator, given the seconds computed here, so `hpc-es simulate CONFIG --durations PLAN.durations` says
-the same.
+the same. Every figure is a prediction, a fit to published numbers, or published (assumptions.py, published.py).
 """
 
 import math
@@ -15,6 +15,7 @@ from hpc_es.analysis.plan.cautions import cautions_of, longest_evaluation
 from hpc_es.analysis.plan.compute import Compute, compute_of
 from hpc_es.analysis.plan.memory import Memory, memory_of
 from hpc_es.analysis.plan.phases import Phases, head_has_gpu, phases_of
+from hpc_es.analysis.plan.published import Published, published_of
 from hpc_es.analysis.plan.shape import Shape, shape_of
 from hpc_es.analysis.plan.tokens import Tokens
 from hpc_es.analysis.plan.wire import Wire, wire_of
@@ -23,7 +24,7 @@ from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError
 from hpc_es.params.heads import check_ranks
 
-__all__ = ["GPUS", "Assumptions", "Plan", "Shape", "Tokens", "assume", "make_plan", "shape_of"]
+__all__ = ["GPUS", "Assumptions", "Plan", "Published", "Shape", "Tokens", "assume", "make_plan", "shape_of"]
 
 NO_LEASE_S = 1e12
 
@@ -44,6 +45,8 @@ class Plan:
     simulated: Simulated
     num_gpus: int
     """Of all workers, and of a head that uses one."""
+    published: Published | None = None
+    """What a paper says of the run that this configuration repeats."""
     cautions: tuple[str, ...] = ()
 
     @property
@@ -90,6 +93,7 @@ def make_plan(
         durations=durations,
         simulated=simulated,
         num_gpus=(num_workers * config.engine.tensor_parallel + head_has_gpu(config, assumed)) * assumed.has_gpu,
+        published=published_of(config),
     )
     return replace(made, cautions=tuple(cautions_of(config, made, longest, assumed)))
 

@@ -2,15 +2,17 @@
 
 Every number has its unit in its name, a source or a reason, and can be set: by name (`--gpu h100`), from a YAML file
 of one's own (`--gpu FILE`, which may begin with `gpu: h100`), and one by one (`--set prefill_share=0.3`).
-Invariant: nothing in a plan rests on a constant that is not in here, and a plan shows them all.
+Invariant: nothing in a plan rests on a constant that is not in here, and a plan shows them all, each with what it rests
+on itself: a data sheet, a measurement, a fit to published numbers (docs/planner.md), or a guess.
 """
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, PrivateAttr, ValidationError
 
 from hpc_es.config import yaml12
 from hpc_es.config.fields import Model
@@ -37,72 +39,113 @@ GPUS: dict[str, dict[str, float]] = {
 PCIe in one direction. Memory is what CUDA shows, rounded down: less than on the sheet."""
 
 
+class Basis(StrEnum):
+    """What a number of a plan rests on."""
+
+    prediction = "prediction"
+    """It follows from the configuration and the assumptions."""
+    fit = "fit"
+    """Chosen so that a prediction meets a published number."""
+    published = "published"
+    """In a paper, on a data sheet or in a manual."""
+    measured = "measured"
+    """In this project, on the machine that is named."""
+    guess = "guess"
+    """Nothing better is known; also what is aimed at."""
+    given = "given"
+    """By whoever asks for the plan."""
+
+
 class Assumptions(Model):
     """Units are in the names: GB and TFLOPS are powers of ten, GiB and MiB of two."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    memory_gib: float = Field(gt=0)
+    memory_gib: Annotated[float, Basis.published] = Field(gt=0)
     """Memory of a GPU or, where there is none, of the machine."""
-    memory_gb_per_s: float = Field(gt=0)
+    memory_gb_per_s: Annotated[float, Basis.published] = Field(gt=0)
     """Its bandwidth."""
-    bf16_tflops: float = Field(gt=0)
+    bf16_tflops: Annotated[float, Basis.published] = Field(gt=0)
     """Dense, also for float16."""
-    fp32_tflops: float = Field(gt=0)
+    fp32_tflops: Annotated[float, Basis.published] = Field(gt=0)
     """Without tensor cores."""
-    link_gb_per_s: float | None = Field(gt=0)
+    link_gb_per_s: Annotated[float | None, Basis.published] = Field(gt=0)
     """Between host and GPU, each way. null: there is no GPU, the engine computes on the host's cores."""
 
-    prefill_share: float = Field(0.4, gt=0, le=1)
-    """Of the TFLOPS, in prompts and in decoding that is bound by them; a guess."""
-    decode_share: float = Field(0.6, gt=0, le=1)
-    """Of the memory's bandwidth, in decoding; a guess."""
-    pass_share: float = Field(0.7, gt=0, le=1)
-    """Of the memory's bandwidth, in passes over theta; the aim for the kernels, not measured on a GPU."""
-    link_share: float = Field(0.8, gt=0, le=1)
-    """Of the link, from pinned memory; a guess."""
-    noise_g_per_s: float = Field(150, gt=0)
+    prefill_share: Annotated[float, Basis.guess] = Field(0.4, gt=0, le=1)
+    """Share of the TFLOPS in prompts, and in decoding that is bound by them."""
+    decode_share: Annotated[float, Basis.guess] = Field(0.6, gt=0, le=1)
+    """Share of the memory's bandwidth in decoding."""
+    pace: Annotated[float, Basis.fit] = Field(1.9, gt=0)
+    """Seconds of a rollout over what the two shares and turn_s say; to 3.1 h of Sudoku with H* 5 on four H100 (Zheng et
+    al., 2026), which is another code: an update that was measured is a better source."""
+    pass_share: Annotated[float, Basis.guess] = Field(0.7, gt=0, le=1)
+    """Share of the memory's bandwidth in passes over theta; the aim for the kernels, not measured on a GPU."""
+    link_share: Annotated[float, Basis.guess] = Field(0.8, gt=0, le=1)
+    """Share of the link, from pinned memory."""
+    noise_g_per_s: Annotated[float, Basis.guess] = Field(150, gt=0)
     """10^9 elements x members that a GPU's update adds in a second; the aim for the kernels, not measured."""
-    core_noise_g_per_s: float = Field(1.1, gt=0)
-    """The same of a CPU core; measured with AVX-512 (README, update of 16 members), half of it without."""
-    host_gb_per_s: float = Field(100, gt=0)
+    core_noise_g_per_s: Annotated[float, Basis.measured] = Field(1.1, gt=0)
+    """The same of a CPU core; with AVX-512 (docs/measurements.md, update of 16 members), half of it without."""
+    host_gb_per_s: Annotated[float, Basis.guess] = Field(100, gt=0)
     """Memory bandwidth of a node, for passes on its cores."""
-    network_gbit_per_s: float = Field(100, gt=0)
+    network_gbit_per_s: Annotated[float, Basis.guess] = Field(100, gt=0)
     """Between two nodes."""
-    disk_gb_per_s: float = Field(1, gt=0)
+    disk_gb_per_s: Annotated[float, Basis.guess] = Field(1, gt=0)
     """Writing and reading checkpoints on the shared file system."""
 
-    engine_share: float = Field(0.92, gt=0, le=1)
-    """Of the GPU's memory that vLLM takes; engine.extra.gpu_memory_utilization wins."""
-    reserve_gib: float = Field(4, ge=0)
-    """Of a rank, on the GPU: CUDA's context, activations, CUDA graphs, NCCL; a guess."""
-    staging_mib: float = Field(256, ge=0)
-    """Of a rank, on the GPU: the bound on buffers that members are written through."""
-    spare_gib: float = Field(1, ge=0)
-    """Of a rank, on the GPU: what a base on the device leaves free (params/device.py)."""
-    process_gib: float = Field(3, ge=0)
-    """Host memory of one process of an engine, or of the head, without arenas; a guess."""
+    engine_share: Annotated[float, Basis.published] = Field(0.92, gt=0, le=1)
+    """Share of the GPU's memory that vLLM takes by default; engine.extra.gpu_memory_utilization wins."""
+    reserve_gib: Annotated[float, Basis.guess] = Field(4, ge=0)
+    """Per rank, on the GPU: CUDA's context, activations, CUDA graphs, NCCL."""
+    staging_mib: Annotated[float, Basis.guess] = Field(256, ge=0)
+    """Per rank, on the GPU: the bound on buffers that members are written through."""
+    spare_gib: Annotated[float, Basis.guess] = Field(1, ge=0)
+    """Per rank, on the GPU: what a base on the device leaves free (params/device.py)."""
+    process_gib: Annotated[float, Basis.guess] = Field(3, ge=0)
+    """Host memory of one process of an engine, or of the head, without arenas."""
 
-    turn_s: float = Field(0.05, ge=0)
-    """Of an episode's turn beside the model: environment, tokeniser, request; a guess."""
-    member_s: float = Field(0.2, ge=0)
-    """Of an evaluation beside weights and tokens: calls to the engine, prefix cache reset; a guess."""
-    message_s: float = Field(0.01, ge=0)
+    turn_s: Annotated[float, Basis.guess] = Field(0.05, ge=0)
+    """Seconds of an episode's turn beside the model: environment, tokeniser, request."""
+    member_s: Annotated[float, Basis.guess] = Field(0.2, ge=0)
+    """Seconds of an evaluation beside weights and tokens: calls to the engine, prefix cache reset."""
+    message_s: Annotated[float, Basis.guess] = Field(0.01, ge=0)
     """An assignment or a result under way, the head's fsync included."""
-    start_s: float = Field(120, ge=0)
-    """Mean until a worker is connected, from the start of its job; a guess."""
-    evaluation_cv: float = Field(0.3, ge=0, le=5)
+    start_s: Annotated[float, Basis.guess] = Field(120, ge=0)
+    """Mean until a worker is connected, from the start of its job."""
+    evaluation_cv: Annotated[float, Basis.guess] = Field(0.3, ge=0, le=5)
     """Standard deviation of an evaluation's seconds over their mean (lognormal)."""
-    answer_share: float = Field(0.25, gt=0, le=1)
-    """Of an episode's tokens that are answers, where nothing says how many."""
+    answer_share: Annotated[float, Basis.guess] = Field(0.25, gt=0, le=1)
+    """Share of an episode's tokens that are answers, where nothing says how many."""
 
-    grpo_update: float = Field(2560, gt=0)
-    """FLOPs of one GRPO update, in P x L: what the ratios of Hoy et al. (2026) come to."""
-    grpo_updates: float = Field(100, gt=0)
-    """Updates of the GRPO run (Hoy et al., 2026)."""
-    training_bytes: float = Field(16, gt=0)
-    """Per parameter in full fine-tuning: bf16 weights and gradients, float32 weights, Adam's m and v
-    (Rajbhandari et al., 2020)."""
+    grpo_updates: Annotated[int, Basis.published] = Field(100, gt=0)
+    """Updates of the gradient method that the run is compared with (Hoy et al., 2026)."""
+    grpo_episodes: Annotated[int, Basis.fit] = Field(256, gt=0)
+    """Episodes per update of a gradient method; with one extra pass and one epoch that is 2,560 P L, which the
+    published ratios 0.20, 0.75 and 2.34 come to (Hoy et al., 2026)."""
+    grpo_extra_passes: Annotated[int, Basis.fit] = Field(1, ge=0)
+    """Forward passes over finished episodes besides training: old log-probabilities, a reference; fitted as above."""
+    grpo_epochs: Annotated[int, Basis.fit] = Field(1, gt=0)
+    """Times that a gradient method trains on each episode; fitted as above."""
+    grpo_length: Annotated[float, Basis.guess] = Field(1, gt=0)
+    """Tokens of its episodes over L; the published GRPO rows of Sudoku would want 0.83, 0.98 and 0.94."""
+    training_share: Annotated[float, Basis.fit] = Field(0.042, gt=0, le=1)
+    """Share of the TFLOPS over a whole GRPO run; to 3.2 EFLOPs in 5.4 h on four H100, Sudoku with H* 5 (Zheng et al.,
+    2026)."""
+    weight_bytes: Annotated[float, Basis.fit] = Field(2, gt=0)
+    """Per parameter of a model in training and of its frozen reference; with the two below 14 in all for GRPO, the
+    published 7.00 times the weights (Zheng et al., 2026)."""
+    gradient_bytes: Annotated[float, Basis.fit] = Field(2, ge=0)
+    """Per parameter in training; fitted as above."""
+    optimiser_bytes: Annotated[float, Basis.fit] = Field(8, ge=0)
+    """Per parameter in training: Adam's m and v in float32; fitted as above."""
+
+    _given: frozenset[str] = PrivateAttr(frozenset())
+
+    def basis(self, name: str) -> Basis:
+        """What one of them rests on."""
+        stated = next(each for each in type(self).model_fields[name].metadata if isinstance(each, Basis))
+        return Basis.given if name in self._given else stated
 
     @property
     def has_gpu(self) -> bool:
@@ -116,16 +159,21 @@ class Assumptions(Model):
 def assume(gpu: str, changes: Sequence[str] = ()) -> Assumptions:
     """The numbers of a GPU by name, or of a YAML file; then `key=value` changes. Errors: ConfigError."""
     origin = f"--gpu {gpu}"
-    values: dict[str, Any] = dict(_read(Path(gpu)) if gpu.endswith((".yaml", ".yml")) else _named(gpu, origin))
+    is_file = gpu.endswith((".yaml", ".yml"))
+    given = _read(Path(gpu)) if is_file else {"gpu": gpu}
+    base = given.pop("gpu", None)
+    sheet = {} if base is None else _named(str(base), f"gpu: {base} in {gpu}" if is_file else origin)
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:
             raise ConfigError(f"--set {change}: must be KEY=VALUE, e.g. prefill_share=0.3")
-        values[key.strip()] = yaml12.scalar(text.strip())
+        given[key.strip()] = yaml12.plain(yaml12.parse(text, f"--set {key}"))
     try:
-        return Assumptions.model_validate(values)
+        assumed = Assumptions.model_validate({**sheet, **given})
     except ValidationError as error:
         raise ConfigError("; ".join(_explained(error.errors(), origin))) from None
+    assumed._given = frozenset(given)
+    return assumed
 
 
 def _named(name: str, origin: str) -> Mapping[str, Any]:
@@ -136,7 +184,7 @@ def _named(name: str, origin: str) -> Mapping[str, Any]:
     raise ConfigError(f"{origin} is unknown: {hint}known: {', '.join(GPUS)}; or name a YAML file with its numbers")
 
 
-def _read(path: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         tree = yaml12.parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -144,8 +192,7 @@ def _read(path: Path) -> Mapping[str, Any]:
     values = yaml12.plain(tree)
     if not isinstance(values, dict):
         raise ConfigError(f"--gpu {path}: must be a mapping, e.g. gpu: h100 and prefill_share: 0.3")
-    base = values.pop("gpu", None)
-    return values if base is None else {**_named(str(base), f"gpu: {base} in {path}"), **values}
+    return values
 
 
 def _explained(faults: Sequence[Any], origin: str) -> Iterator[str]:

@@ -1,16 +1,15 @@
 """What would go wrong in a run that is made as it is planned."""
 
-import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from hpc_es.analysis.misfits import misfits
 from hpc_es.analysis.plan.assumptions import Assumptions
 from hpc_es.analysis.plan.memory import GIB
 from hpc_es.analysis.plan.phases import Phases
 from hpc_es.analysis.plan.shape import Shape
 from hpc_es.analysis.plan.tokens import Tokens
-from hpc_es.config.es import Natural, Sync
 from hpc_es.config.schema import Config
 
 if TYPE_CHECKING:
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 
 LONGEST_DEVIATIONS = 4
 """So many standard deviations above the mean, the longest evaluations of a run are looked for."""
+MAX_ARENA_SHARE = 0.05
+"""Share of idle time, for want of an update, that needs no word."""
 _SLURM_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "": 2**20}
 
 
@@ -37,10 +38,12 @@ def cautions_of(config: Config, made: "Plan", takes: Phases, assumed: Assumption
             f"some evaluations would take {longest:,.0f} s and lose their lease after transport.lease_timeout="
             f"{config.transport.lease_timeout:g}: raise it (planned as if it were), or lower es.tasks_per_member"
         )
-    if num_workers > (most := _most_at_once(config)):
+    yield from misfits(config, num_workers, made.durations)
+    if made.simulated.arena_share > MAX_ARENA_SHARE:
         yield (
-            f"staleness.mode={config.staleness.mode} hands out at most {most} members at once: "
-            f"{num_workers - most} of the {num_workers} workers would only ever idle or score held-out tasks"
+            f"workers idle {made.simulated.arena_share:.0%} of the time while the head adds an update, which takes "
+            f"{made.phases.head_update:,.0f} s with slurm.head.cpus={config.slurm.head.cpus}: give it more, or a GPU "
+            "(slurm.head.gres)"
         )
     if made.num_up < num_workers:
         yield (
@@ -80,19 +83,7 @@ def _of_what_is_given(config: Config, shape: Shape, tokens: Tokens) -> Iterator[
         )
 
 
-def _most_at_once(config: Config) -> float:
-    """Members under way together, as the schedules bound them; those of fixed lags are not looked at."""
-    population = config.es.population
-    match config.staleness:
-        case Sync():
-            return population
-        case Natural(max_lag=max_lag):
-            return population * (max_lag + 1)
-        case _:
-            return math.inf
-
-
 def _slurm_bytes(text: str) -> float:
     """As --mem reads it: megabytes where nothing else is said; 0, which is all of a node, also for other text."""
-    found = re.fullmatch(r"(\d+)([KMGT]?)", text.upper().removesuffix("B"))
+    found = re.fullmatch(r"([0-9]{1,18})([KMGT]?)", text.upper().removesuffix("B"))
     return int(found[1]) * _SLURM_UNITS[found[2]] if found else 0

@@ -1,8 +1,9 @@
-"""FLOPs of a run, and of the GRPO run that it is held against. Only P and L count here, not how fast a GPU is."""
+"""FLOPs of a run, and of a gradient method that it is held against. Only P and L count here, not how fast a GPU is."""
 
 from dataclasses import dataclass
 
 from hpc_es.analysis.plan.assumptions import Assumptions
+from hpc_es.analysis.plan.gradient import FORWARD, GradientCompute, gradient_compute
 from hpc_es.analysis.plan.shape import Shape
 from hpc_es.analysis.plan.tokens import Tokens
 from hpc_es.config.schema import Config
@@ -18,29 +19,27 @@ class Compute:
     """Of all updates, without evaluations."""
     evaluations: float
     """Of the periodic evaluations, at the same L."""
-    grpo_per_update: float
-    grpo_in_all: float
+    gradient: GradientCompute
 
     @property
     def ratio_per_update(self) -> float:
-        return self.per_update / self.grpo_per_update
+        """Over GRPO's."""
+        return self.per_update / self.gradient.grpo_per_update
 
     @property
     def ratio_in_all(self) -> float:
-        return self.in_all / self.grpo_in_all
+        return self.in_all / self.gradient.grpo_in_all
 
 
 def compute_of(config: Config, shape: Shape, tokens: Tokens, assumed: Assumptions) -> Compute:
-    """2 N T P L, and one GRPO update of `grpo_update` P L (Hoy et al., 2026: 0.20x, 0.75x and 2.34x follow)."""
+    """2 N T P L: members are only ever rolled out."""
     one = shape.active * tokens.total
-    per_update = 2 * config.es.population * config.es.tasks_per_member * one
-    grpo = assumed.grpo_update * one
+    per_update = FORWARD * config.es.population * config.es.tasks_per_member * one
     return Compute(
         per_update=per_update,
         in_all=config.run.num_updates * per_update,
-        evaluations=2 * num_evaluations(config) * config.eval.num_tasks * config.eval.repeats * one,
-        grpo_per_update=grpo,
-        grpo_in_all=assumed.grpo_updates * grpo,
+        evaluations=FORWARD * num_evaluations(config) * config.eval.num_tasks * config.eval.repeats * one,
+        gradient=gradient_compute(one, assumed),
     )
 
 

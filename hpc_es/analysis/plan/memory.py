@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpc_es.analysis.plan.assumptions import Assumptions
+from hpc_es.analysis.plan.gradient import GradientMemory, gradient_memory
 from hpc_es.analysis.plan.shape import Shape
 from hpc_es.config import yaml12
 from hpc_es.config.schema import Config
@@ -79,8 +80,8 @@ class Memory:
     """One worker: its arena, which its ranks share, and its processes."""
     checkpoints: float
     """On disk: the newest checkpoint.keep, and one that is being written."""
-    training: float
-    """What full fine-tuning keeps for all parameters, over all its GPUs, without activations and without an engine."""
+    gradient: GradientMemory
+    """What gradient methods keep for full fine-tuning."""
     remedies: tuple[str, ...]
     """Overrides that give every sequence room, or that at least make it fit: each by itself, or two that do together.
     None where every sequence has room, or where these do not help."""
@@ -100,7 +101,7 @@ def memory_of(config: Config, shape: Shape, assumed: Assumptions) -> Memory:
         head_job=arena + process,
         worker_job=arena + processes + in_host,
         checkpoints=(config.checkpoint.keep + 1) * arena,
-        training=assumed.training_bytes * shape.parameters,
+        gradient=gradient_memory(shape.parameters, assumed),
         remedies=() if gpu.is_ample else _remedies(config, shape, assumed, gpu),
         to_device=_to_device(config, shape, assumed, gpu),
     )

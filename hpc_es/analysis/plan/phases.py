@@ -2,12 +2,14 @@
 
 A pass over theta takes the longest of three: its bytes through memory, its bytes through the host link (with a base in
 host memory, both directions at once), and its noise. Decoding takes, per step, the longer of reading weights and cache
-and of computing. Not counted: what tensor-parallel ranks say to each other, and episodes that wait for the last one.
+and of computing. Not counted: what tensor-parallel ranks say to each other, and episodes that wait for the last one;
+`pace`, which a rollout is multiplied by, is what a measured run took over all that.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+from hpc_es import envs
 from hpc_es.analysis.plan.assumptions import Assumptions
 from hpc_es.analysis.plan.memory import BYTES, GpuMemory, kv_bytes_per_token, num_elements
 from hpc_es.analysis.plan.shape import Shape
@@ -127,15 +129,17 @@ def _rollout(
     weights = BYTES[config.model.dtype] * min(shape.parameters, shape.active * concurrent) / ranks
     step = max((weights + concurrent * context * kv) / bandwidth, 2 * shape.active * concurrent / flops)
     return {
-        "prompts": 2 * shape.active * num_episodes * tokens.prompt / flops,
-        "answers": rounds * tokens.answer * step,
-        "turns": rounds * tokens.turns * assumed.turn_s,
+        "prompts": assumed.pace * 2 * shape.active * num_episodes * tokens.prompt / flops,
+        "answers": assumed.pace * rounds * tokens.answer * step,
+        "turns": assumed.pace * rounds * tokens.turns * assumed.turn_s,
         "concurrent": concurrent,
     }
 
 
 def _mean_context(config: Config, tokens: Tokens) -> float:
-    """Tokens in the cache while one answers, in a talk that grows evenly from turn to turn."""
+    """Tokens in the cache while one answers: of a talk that grows evenly from turn to turn, or of one turn alone where
+    each is a fresh prompt. On average half of an answer is there."""
     turns = max(tokens.turns, 1.0)
-    grown = (tokens.total * (turns + 1) - tokens.answer) / (2 * turns)
-    return max(min(grown, config.engine.max_model_len), 1.0)
+    grows = envs.keeps_all_turns(config.task.env)
+    total = tokens.total * (turns + 1) / 2 if grows else tokens.total
+    return max(min((total - tokens.answer / 2) / turns, config.engine.max_model_len), 1.0)

@@ -74,7 +74,7 @@ def _config(path: Path) -> dict[str, Any]:
         return read_config(path)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--model-config {path}: cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"--model-config {path}: must hold an object, as a Hugging Face config.json does")
@@ -90,7 +90,7 @@ def _kv(config: dict[str, Any]) -> tuple[int | None, int | None]:
         kv_heads = int(config.get("num_key_value_heads") or heads)
         width = int(config.get("head_dim") or config["hidden_size"] // heads)
         kinds = [str(kind) for kind in config.get("layer_types") or ()]
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError):
         return None, None
     attending = sum(kind.endswith("attention") and not kind.startswith("linear") for kind in kinds) or layers
     return 2 * attending * kv_heads * width, kv_heads

@@ -86,5 +86,7 @@ def turn_limit(config: Config) -> float:
             sizes = " or ".join(map(str, DEFAULT_BLANKS))
             raise ConfigError(f"task.options={options}: sudoku needs a size of {sizes}, and a whole number of blanks")
         return float(TURNS_PER_BLANK * blanks)
-    limit = str(options.get("max_turns", envs.describe(config.task.env).options.get("max_turns")))
+    if "max_turns" not in options:
+        options |= envs.describe(config.task.env).options
+    limit = str(options.get("max_turns"))
     return float(limit) if limit.isdigit() else 1.0

@@ -13,6 +13,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from hpc_es.data import data_path
 from hpc_es.envs.docvqa import pages
 from hpc_es.errors import ConfigError, EnvError
 from hpc_es.es.population import derive
@@ -120,7 +121,7 @@ def official(data_dir: Path, split: Split) -> Official:
     Errors: ConfigError when `data_dir` has no annotation file of the split, and as `Official`.
     """
     with _reading:
-        return _official(data_dir, split)
+        return _official(data_path(data_dir), split)
 
 
 _reading = threading.Lock()
@@ -141,7 +142,7 @@ def _official(data_dir: Path, split: Split) -> Official:
 def _entries(path: Path) -> list[Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read: {error}; fetch it again") from error
     entries = document.get("data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:

@@ -21,6 +21,7 @@ from hpc_es.errors import ConfigError, EnvError
 class DocVqa(Env):
     strip_thinking = True
     forgets = False  # what outgrows the context has failed
+    history: int | None = None
 
     @validate_call
     def __init__(
@@ -49,7 +50,8 @@ class DocVqa(Env):
             dataset.Drawn(split, num_tasks, seed) if data_dir is None else dataset.official(data_dir, split)
         )
         self.num_tasks = len(self._questions)
-        self.history = None if page == "tool" else 0  # an image is shown with every turn
+        if page == "image":
+            self.history = 0  # it is shown with every turn
         self.shows_images = page == "image"
         self._max_turns, self._limits = max_turns, limits
         self._sandbox: Sandbox | None = None

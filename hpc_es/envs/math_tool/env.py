@@ -35,6 +35,8 @@ class MathTool(Env):
         split: problems.Split = "train",
         max_turns: Annotated[int, Field(ge=1)] = 50,
         require_tool: bool = True,
+        tools: Annotated[tuple[prompt.Tool, ...], Field(min_length=1)] = prompt.TOOLS,
+        hint: bool = True,
         style: prompt.Style = "full",
         limits: Limits | None = None,
     ) -> None:
@@ -44,6 +46,8 @@ class MathTool(Env):
             `answer`, in which `{split}` stands for the split; default is a few made-up problems of this package.
         split: of dapo, `train` is dapo_evolve.jsonl and `eval` dapo_test.jsonl.
         require_tool: an answer before any program was run scores 0.
+        tools: `bash`, `python` or both; the published protocol has bash alone, from which Python can be called too.
+        hint: before its last turn the agent is told to answer.
         style: `short` is a prompt for small models.
         limits: of a program and of what it writes, as in `sandbox.Limits`; the middle of a longer output is left out.
         """
@@ -53,6 +57,7 @@ class MathTool(Env):
         self._problems = problems.read(path, split)
         self.num_tasks = len(self._problems)
         self._max_turns, self._require_tool, self._style = max_turns, require_tool, style
+        self._tools, self._hint = tuple(dict.fromkeys(tools)), hint
         self._limits = limits or Limits()
         self._sandbox: Sandbox | None = None
         self._running = False
@@ -66,18 +71,18 @@ class MathTool(Env):
         self.close()
         self._num_turns = self._num_calls = 0
         self._running = True
-        told = prompt.rules(self._style, self._limits, PACKAGES, self._require_tool, self._max_turns)
+        told = prompt.rules(self._style, self._limits, PACKAGES, self._require_tool, self._max_turns, self._tools)
         return Observation((Message("system", told), Message("user", self._problem.question)))
 
     def step(self, text: str) -> StepResult:
         if not self._running:
             raise EnvError("no episode is running; call reset first")
-        asked = prompt.read(text)
+        asked = prompt.read(text, self._tools)
         self._num_turns += 1
         if isinstance(asked, prompt.Answer):
             return self._end(asked.text)
         if isinstance(asked, prompt.Refusal):
-            return self._go_on(prompt.refusal(asked, self._style), {"refused": asked.why}, invalid=True)
+            return self._go_on(prompt.refusal(asked, self._style, self._tools), {"refused": asked.why}, invalid=True)
         ran = self._run(asked)
         self._num_calls += 1
         info = {"tool": asked.tool, "ended": ran.ended, "status": ran.status}
@@ -104,7 +109,7 @@ class MathTool(Env):
         if left == 0:
             self._finish()
             return StepResult(None, 0.0, terminated=False, truncated=True, invalid=invalid, info=info)
-        if left == 1:
+        if left == 1 and self._hint:
             feedback += f"\n{prompt.LAST_TURN}"
         return StepResult(Observation((Message("user", feedback),)), 0.0, False, False, invalid=invalid, info=info)
 

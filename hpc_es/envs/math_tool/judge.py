@@ -24,12 +24,71 @@ _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d{1,100})(\.\d{1,100})?|[+-]?\.\d
 _FRACTION = re.compile(
     r"(?P<sign>[+-]?)\\[dt]?frac\{(\d{1,100})\}\{(\d{1,100})\}|([+-]?\d{1,100})/(\d{1,100})", re.ASCII
 )
+_STYLED = re.compile(
+    r"\\(?:text|textrm|textbf|textit|textsf|mathrm|mathbf|mathit|mathsf|mbox|hbox|operatorname)\s*"
+    r"\{(?P<words>(?:[^{}]|\{[^{}]*\})*)\}"
+)
+_UNIT_POWER = re.compile(r"(?<=[A-Za-z])\$?\^?\{?[234]\}?\$?")
+_MAX_WORDS = 4
+_OTHER_CLAIM = re.compile(
+    r"\b(or|and|nor|not|no|none|never|any(thing|one)?|something|every(thing|one)|(what|which|who)ever|n?either|maybe|"
+    r"perhaps|possibly|probably|if|unless|otherwise|else|but|is|are|was|wrong|false|incorrect|except|to|through|versus|"
+    r"vs|answer|i|you|think|guess)\b",
+    re.IGNORECASE,
+)
+"""Words that no unit has, and that make of an answer another one, or several."""
+_SEPARATORS = ("or", "and")
+"""Between two answers, math-verify reads them as a set, which no single number equals."""
+_ARROW = re.compile(r"\S\s*\\(?:to|implies|(?:long)?(?:[rR]ight|[lL]eftright)arrow)(?![A-Za-z])")
+_PERCENT = re.compile(r"(?<!%)\\?%(?!\\?%)|\bpercent\b")
+
 _PROGRAM = r"""
 import json, sys
 from math_verify import parse, verify
+from sympy import Eq, FiniteSet
+
+MARGIN = 1e-3  # of the larger; math-verify rounds to six decimals, however small the numbers
+
+def read(text):
+    return parse(r"\boxed{" + text + "}", parsing_timeout=None)
+
+def numbers(parsed):
+    found = parsed[0] if parsed else None
+    members = list(found) if isinstance(found, FiniteSet) else [found]
+    members = [each.rhs if isinstance(each, Eq) else each for each in members]
+    if not all(getattr(each, "is_number", False) for each in members):
+        return None
+    return [value(each) for each in members]
+
+def value(number):
+    return number.doit().evalf(30)
+
+def close(one, other):
+    one, other, apart = (abs(each).evalf(30) for each in (one, other, one - other))
+    return bool(apart <= MARGIN * max(one, other))
+
+def contradicts_itself(parsed):
+    equations = [each for found in parsed if hasattr(found, "atoms") for each in found.atoms(Eq)]
+    sides = [(each.lhs, each.rhs) for each in equations if each.lhs.is_number and each.rhs.is_number]
+    return any(not close(value(left), value(right)) for left, right in sides)
+
+def same(right, given):
+    if not verify(right, given, timeout_seconds=None) or contradicts_itself(given):
+        return False
+    ours, theirs = numbers(right), numbers(given)
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return True
+    scales = (1, 100) if "%" in texts[0] else (1,)  # an answer of 50 % is given as 50, 50 % or 0.5
+    return all(any(close(scale * one, other) for other in theirs for scale in scales) for one in ours)
+
 try:
-    right, given = (parse(r"\boxed{" + text + "}", parsing_timeout=None) for text in json.load(sys.stdin))
-    print("equal" if verify(right, given, timeout_seconds=None) else "different")
+    texts = json.load(sys.stdin)
+    right, *given = map(read, texts)
+    equal = same(right, given[0])
+    if len(given) > 1 and not equal:  # in per cent, where the answer is a share: 50 % is one half, 4200 % is not 42
+        ours = numbers(right)
+        equal = ours is not None and all(abs(each) <= 1 for each in ours) and same(right, given[1])
+    print("equal" if equal else "different")
 except Exception:
     print("not to be compared")
 """
@@ -54,14 +113,37 @@ def is_right(right: str, given: str) -> bool:
         return True
     if None not in (number(right), number(given)) and "." not in right + given:  # decimals are equal when rounded
         return False
+    if _claims_more(right, given):
+        return False
+    readings = [given]
+    if _PERCENT.search(given) and not _PERCENT.search(right):
+        readings.insert(0, _PERCENT.sub("", given))
     with Sandbox(LIMITS, packages=_PACKAGES) as sandbox:
-        ran = sandbox.run(["python3", "-c", _PROGRAM], stdin=json.dumps([right, given]))
+        ran = sandbox.run(["python3", "-c", _PROGRAM], stdin=json.dumps([right, *readings]))
     verdict = ran.output.strip().rpartition("\n")[2]
     if ran.ended == "exit" and ran.status > 0:
         raise EnvError(f"math-verify cannot be run: {verdict}")
     if ran.ended == "time":
         raise EnvError(f"an answer was not compared within {LIMITS.seconds:g} s: play fewer episodes at once")
     return verdict == "equal"
+
+
+def _claims_more(right: str, given: str) -> bool:
+    """Whether an answer says more than a value and its unit: math-verify passes over such words, and over all but the
+    end of a chain of arrows."""
+    if _ARROW.search(given) and not _ARROW.search(right):
+        return True
+    whole = _STYLED.fullmatch(given.strip(" $."))
+    return whole is None and any(_is_a_claim(found["words"], right) for found in _STYLED.finditer(given))
+
+
+def _is_a_claim(text: str, right: str) -> bool:
+    """Whether styled words beside an answer are neither its unit nor part of the right answer."""
+    if text.strip() in (*_SEPARATORS, "") or text.strip() in right:
+        return False
+    has_digits = any(character.isdigit() for character in _UNIT_POWER.sub("", text))
+    num_words = len(re.findall("[A-Za-z]+", text))
+    return has_digits or num_words > _MAX_WORDS or _OTHER_CLAIM.search(text) is not None
 
 
 def number(text: str) -> Fraction | None:

@@ -6,12 +6,13 @@ stands behind the first block is not read: it was written before its output was 
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from hpc_es.envs.sandbox import FOLDER, Limits, Ran
 
 Style = Literal["full", "short"]
 Tool = Literal["bash", "python"]
+TOOLS: tuple[Tool, ...] = get_args(Tool)
 
 _BLOCK = re.compile(
     r"^[ \t]*```[ \t]*(?P<language>bash|sh|shell|python3?|py)"
@@ -24,7 +25,7 @@ _BRACE = re.compile(r"(?P<box>\\boxed\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.
 
 _RULES = (
     "Solve the problem in steps, with the help of a computer. In each turn, think, and then do one of two things.\n"
-    "1. Run a program: write one block that begins with ```bash or ```python and ends with ```. It is run in the "
+    "1. Run a program: write one block that begins with {blocks} and ends with ```. It is run in the "
     "folder {folder}, and you are shown what it prints. Every block is a new process; files in the folder stay. There "
     "is no network. Python has {packages}. A program may take {seconds:g} seconds and {memory} MiB.\n"
     "2. Give the final answer, in a turn without a block: \\boxed{{answer}}, only the number or expression.\n"
@@ -32,12 +33,14 @@ _RULES = (
 )
 _REQUIRED = "Run at least one program before you answer, if only to check: without one, no answer counts. "
 _SHORT = (
-    "Solve the problem with Python. First compute, for example:\n```python\nprint(12 * 7)\n```\n"
-    "You are shown the output. Then answer, for example: \\boxed{84}"
+    "Solve the problem with {language}. First compute, for example:\n```{tool}\n{example}\n```\n"
+    "You are shown the output. Then answer, for example: \\boxed{{84}}"
 )
+_LANGUAGES: dict[Tool, tuple[str, str]] = {"python": ("Python", "print(12 * 7)"), "bash": ("bash", "echo $((12 * 7))")}
+"""How a short prompt calls a tool, and its example."""
 _HOW = {
-    "full": "Write one block of ```bash or ```python, closed by ```, or the final answer as \\boxed{answer}.",
-    "short": "Write a ```python block, or the answer as in \\boxed{84}.",
+    "full": "Write one block of {blocks}, closed by ```, or the final answer as \\boxed{{answer}}.",
+    "short": "Write a ```{tool} block, or the answer as in \\boxed{{84}}.",
 }
 _ENDED = {
     "time": "it ran for {0.seconds:g} seconds",
@@ -64,8 +67,8 @@ class Refusal:
     why: str
 
 
-def read(text: str) -> Call | Answer | Refusal:
-    """What a turn asks for: its first block, or else its last box."""
+def read(text: str, tools: tuple[Tool, ...] = TOOLS) -> Call | Answer | Refusal:
+    """What a turn asks for: its first block, or else its last box. A block for another tool than these is refused."""
     block = _BLOCK.search(text)
     if block is None:
         answer = last_boxed(text)
@@ -75,7 +78,8 @@ def read(text: str) -> Call | Answer | Refusal:
     code = block["line"] or block["code"]
     if not code.strip():
         return Refusal("The block is empty.")
-    return Call("python" if block["language"].lower().startswith("py") else "bash", code)
+    tool: Tool = "python" if block["language"].lower().startswith("py") else "bash"
+    return Call(tool, code) if tool in tools else Refusal(f"There is no {tool} tool, so the block was not run.")
 
 
 def last_boxed(text: str) -> str:
@@ -92,11 +96,20 @@ def last_boxed(text: str) -> str:
     return text[first:last].strip() if first >= 0 else ""
 
 
-def rules(style: Style, limits: Limits, packages: tuple[str, ...], require_tool: bool, max_turns: int) -> str:
+def rules(
+    style: Style,
+    limits: Limits,
+    packages: tuple[str, ...],
+    require_tool: bool,
+    max_turns: int,
+    tools: tuple[Tool, ...] = TOOLS,
+) -> str:
     """What stands before every problem."""
     if style == "short":
-        return _SHORT
+        language, example = _LANGUAGES[_simplest(tools)]
+        return _SHORT.format(language=language, tool=_simplest(tools), example=example)
     return _RULES.format(
+        blocks=_blocks(tools),
         folder=FOLDER,
         packages=", ".join(packages),
         seconds=limits.seconds,
@@ -116,8 +129,19 @@ def output(ran: Ran, limits: Limits) -> str:
     return f"Output:\n{shown}"
 
 
-def refusal(refused: Refusal, style: Style) -> str:
-    return f"{refused.why} {_HOW[style]}"
+def refusal(refused: Refusal, style: Style, tools: tuple[Tool, ...] = TOOLS) -> str:
+    """Why a turn was refused, and how to answer."""
+    return f"{refused.why} {_HOW[style].format(blocks=_blocks(tools), tool=_simplest(tools))}"
+
+
+def _blocks(tools: tuple[Tool, ...]) -> str:
+    """How blocks may begin, in words."""
+    return " or ".join(f"```{tool}" for tool in tools)
+
+
+def _simplest(tools: tuple[Tool, ...]) -> Tool:
+    """The one that a short prompt has: Python, where there is a choice."""
+    return "python" if "python" in tools else tools[0]
 
 
 LAST_TURN = "This is your last turn: answer now."

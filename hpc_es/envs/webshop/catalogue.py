@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from hpc_es.data import data_path
 from hpc_es.envs.webshop import goals, products
 from hpc_es.envs.webshop.analysis import terms
 from hpc_es.envs.webshop.goals import Goal, Goals, draw
@@ -48,7 +49,7 @@ class Catalogue:
         cache_dir: where the arrays of a large catalogue are kept; default ~/.cache/hpc_es/webshop. Choose a local disk.
         Errors: ConfigError when files are missing or cannot be read.
         """
-        files = products.find(Path(data_dir) if data_dir is not None else made_up())
+        files = products.find(data_path(Path(data_dir)) if data_dir is not None else made_up())
         if goals == "human" and files.human is None:
             raise ConfigError(f"goals=human needs items_human_ins.json in {files.items.parent}; else goals=synthetic")
         self._folder = cache_folder(files, Path(cache_dir) if cache_dir is not None else None)

@@ -25,7 +25,7 @@ _CHUNK = 1 << 22
 _MAX_ITEM = 1 << 26
 """What is longer is no product but damage."""
 MAX_ASIN = 10
-_UNREADABLE = (OSError, EOFError, ValueError, zlib.error)
+_UNREADABLE = (OSError, EOFError, ValueError, zlib.error, RecursionError)
 
 
 class HumanInstruction(msgspec.Struct, frozen=True, array_like=True):

@@ -48,7 +48,7 @@ def kept(folder: Path | None, name: str, build: Callable[[], Arrays]) -> Arrays:
     final = folder / name
     if not final.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / f"{name}.lock").open("w") as lock:
+        with (folder / f"{name}.lock").open("w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not final.is_dir():
                 _write(final, build())

@@ -21,12 +21,12 @@ from msgspec.structs import replace
 from hpc_es import __version__
 from hpc_es.config import Config
 from hpc_es.errors import ConfigError
-from hpc_es.launch.retention.records import Measured, Record, Settings, find_record, write_record
 from hpc_es.launch.retention.tasks import MAX_TOKENS, SEED, Examples, make_task
 from hpc_es.launch.solo import Recorded, Solo
 from hpc_es.params.arena import Arena
 from hpc_es.params.weights import read_config, text_config
 from hpc_es.paths import RunPaths
+from hpc_es.store.retention import Measured, Record, Settings, find_record, write_record
 
 Backend = Literal["vllm", "transformers"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -145,7 +145,8 @@ def _asked(recorded: Recorded, wishes: Wishes) -> tuple[Recorded, Settings]:
 def _context(model: Path) -> int:
     """Tokens that a model was made for, as far as its config says."""
     config = read_config(model)
-    return int((config | text_config(config)).get("max_position_embeddings") or MAX_LENGTH)
+    stated = (config | text_config(config)).get("max_position_embeddings")
+    return stated if isinstance(stated, int) and stated > 0 else MAX_LENGTH
 
 
 def _measured(recorded: Recorded, version: int, task: Examples, settings: Settings) -> Measured:

@@ -11,7 +11,6 @@ tables do; their wording is not known, so that prompt is ours, in MMLU-Pro's for
 
 import gzip
 import hashlib
-import os
 import re
 import zlib
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from hpc_es.data import data_path
 from hpc_es.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,11 +98,8 @@ class Examples:
 
 
 def data_folder(given: Path | None) -> Path:
-    """`given`, else data/retention below HPC_ES_SHARED. Errors: ConfigError when neither is there."""
-    shared = os.environ.get("HPC_ES_SHARED")
-    if given is None and not shared:
-        raise ConfigError("no data: name the folder of the retention files by --data DIR, or set HPC_ES_SHARED")
-    folder = given or Path(str(shared), "data", "retention")
+    """`given`, else `retention` in the data folder (HPC_ES_DATA). Errors: ConfigError when it is not there."""
+    folder = data_path(given or Path("retention"))
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}, where the retention files should be; see --data")
     return folder

@@ -1,10 +1,11 @@
-"""What is kept of a measurement: one JSON file per version and task, written whole or not at all.
+"""Scores of what a model still knows: one JSON file per version and task, written whole or not at all.
 
 Invariant: two records with equal `Measured` are the same measurement, so that none has to be made twice.
 """
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +88,24 @@ def write_record(folder: Path, record: Record) -> Path:
     return path
 
 
-def find_record(folder: Path, measured: Measured) -> tuple[Path, Record] | None:
-    """The last of this very measurement. Errors: StoreError for a damaged record."""
-    found = None
+def read_records(folder: Path) -> Iterator[tuple[Path, Record]]:
+    """All records in a folder, by file name. Errors: StoreError for a damaged record."""
     for path in retention_records(folder):
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=Record)
+            yield path, msgspec.json.decode(path.read_bytes(), type=Record)
         except (OSError, msgspec.DecodeError) as error:
-            raise StoreError(f"{path} is no record of retention ({error}); remove it to measure anew") from error
+            raise StoreError(f"{path} is not a retention record ({error}); remove it to measure again") from error
+
+
+def find_record(folder: Path, measured: Measured) -> tuple[Path, Record] | None:
+    """The last record of this very measurement. Errors: StoreError for a damaged record."""
+    found = None
+    for path, record in read_records(folder):
         if record.measured == measured:
             found = path, record
     return found
+
+
+def asked_alike(a: Record, b: Record) -> bool:
+    """Whether two models answered the same examples under the same settings, so that their scores compare."""
+    return msgspec.structs.replace(a.measured, digest=b.measured.digest) == b.measured

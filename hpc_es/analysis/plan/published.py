@@ -1,0 +1,53 @@
+"""Published rows, shown beside the plan of the same run. Facts of papers; nothing is computed from them here."""
+
+from dataclasses import dataclass
+
+from hpc_es.config.schema import Config
+
+HARDWARE = ("h100", 4)
+"""What the published hours were taken on."""
+
+
+@dataclass(frozen=True)
+class Published:
+    source: str
+    fitted: tuple[str, ...]
+    """Fields below that an assumption of the planner was fitted to: its own figure there is no prediction."""
+    exaflops: float | None = None
+    hours: float | None = None
+    """On HARDWARE, as `grpo_hours`."""
+    grpo_exaflops: float | None = None
+    grpo_hours: float | None = None
+    grpo_gib: float | None = None
+    """Memory of training, as `ppo_gib`."""
+    ppo_gib: float | None = None
+    ratio_per_update: float | None = None
+    """Of the run's nominal compute to GRPO's."""
+    ratio_in_all: float | None = None
+
+
+_MEMORY = {"grpo_gib": 58.88, "ppo_gib": 89.40}
+SUDOKU = {
+    5: Published("Zheng et al., 2026, H* 5", ("hours", "grpo_hours", "grpo_gib"), 3.1, 3.1, 3.2, 5.4, **_MEMORY),
+    10: Published("Zheng et al., 2026, H* 10", ("grpo_gib",), 6.3, 5.8, 7.6, 13.1, **_MEMORY),
+    15: Published("Zheng et al., 2026, H* 15", ("grpo_gib",), 9.4, 9.4, 10.9, 19.0, **_MEMORY),
+}
+"""By blanks: Qwen3.5-4B, 9x9, 100 updates of 32 members x 32 puzzles."""
+_RATIOS = ("ratio_per_update", "ratio_in_all")
+WEBSHOP = {
+    (16, 16, 200): Published("Hoy et al., 2026, 16x16", _RATIOS, ratio_per_update=0.20, ratio_in_all=0.40),
+    (30, 32, 200): Published("Hoy et al., 2026, 30x32", _RATIOS, ratio_per_update=0.75, ratio_in_all=1.50),
+    (30, 100, 120): Published("Hoy et al., 2026, 30x100", _RATIOS, ratio_per_update=2.34, ratio_in_all=2.81),
+}
+"""By members, tasks per member and updates."""
+
+
+def published_of(config: Config) -> Published | None:
+    """The row of the run that this configuration repeats, by task and size; the model is not looked at."""
+    es, options = config.es, config.task.options
+    size = (es.population, es.tasks_per_member, config.run.num_updates)
+    if config.task.env == "webshop":
+        return WEBSHOP.get(size)
+    if config.task.env == "sudoku" and size == (32, 32, 100) and options.get("size", 9) == 9:
+        return SUDOKU.get(options.get("blanks", 0))
+    return None

@@ -1,0 +1,100 @@
+"""How a command that fails ends: one line, and the exit code.
+
+Invariant: a mistake of the user's, a damaged file and a machine that refuses are one plain message without a traceback.
+What nothing foresaw is called a bug of ours, and its traceback is kept: in a file, or on stderr with
+HPC_ES_TRACEBACK=1 and in the logs of head and workers.
+"""
+
+import errno
+import os
+import tempfile
+import traceback
+from typing import NoReturn
+
+import typer
+
+from hpc_es.cli.arguments import EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED
+from hpc_es.cli.terminal import say
+from hpc_es.errors import ConfigError, HpcEsError, ModelError
+from hpc_es.quoting import MAX_MESSAGE, MAX_RECORD, quote, quote_error
+
+SHOW_TRACEBACK = "HPC_ES_TRACEBACK"
+"""Environment variable: where it is set, and not to 0, every failure has its traceback."""
+
+_MISTAKES = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+}
+"""What the operating system says when another path is wanted; the rest (a full disk) is no mistake in the command."""
+
+
+def end_with_message(error: BaseException, *, is_role: bool) -> NoReturn:
+    """Say what went wrong and raise typer.Exit; click words wrong usage itself. `is_role`: of a head or a worker.
+
+    Called while `error` is handled. A role ends with EXIT_FAILED where a restart may succeed.
+    """
+    if type(error).__module__.partition(".")[0] in ("typer", "click"):
+        raise error
+    if isinstance(error, KeyboardInterrupt):
+        _end("stopped by Ctrl-C", EXIT_STOPPED)
+    if isinstance(error, HpcEsError):
+        if _asked_for_traceback():
+            _show_traceback()
+        _end(f"error: {error}", EXIT_MISTAKE if isinstance(error, (ConfigError, ModelError)) else EXIT_FAILED)
+    traced = is_role or _asked_for_traceback()
+    if traced:
+        _show_traceback()
+    foreseen = _foreseen(error)
+    if foreseen is None:
+        _end(f"error: {_bug(error, 'above' if traced else f'in {_keep_traceback()}')}", EXIT_FAILED)
+    message, code = foreseen
+    _end(f"error: {message}", EXIT_FAILED if is_role else code)
+
+
+def _end(message: str, code: int) -> NoReturn:
+    say(quote(message, MAX_MESSAGE), err=True, colour="red")
+    raise typer.Exit(code) from None
+
+
+def _foreseen(error: BaseException) -> tuple[str, int] | None:
+    """(message, exit code) of what the machine or the text of a command line may do to any command; None: a bug."""
+    if isinstance(error, MemoryError):
+        return f"out of memory{f': {error}' if str(error) else ''}; ask for more, or for less at once", EXIT_FAILED
+    if isinstance(error, UnicodeError):
+        text = getattr(error, "object", "")
+        return f"{text!r} is not valid {getattr(error, 'encoding', 'text')}: use text in UTF-8", EXIT_MISTAKE
+    if isinstance(error, OSError) and error.errno is not None:
+        name = f"{_shown(error.filename)}: " if error.filename is not None else ""
+        other = f" -> {_shown(error.filename2)}" if error.filename2 is not None else ""
+        return f"{name}{os.strerror(error.errno)}{other}", EXIT_MISTAKE if error.errno in _MISTAKES else EXIT_FAILED
+    return None
+
+
+def _shown(filename: object) -> str:
+    return os.fsdecode(filename) if isinstance(filename, (str, bytes)) else str(filename)
+
+
+def _bug(error: BaseException, kept: str) -> str:
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    what = quote_error(error, 500).split("\n")[0]
+    place = f"{os.path.basename(where.filename)}:{where.lineno}"
+    return f"this is a bug in hpc-es, please report it: {what} ({place}); its traceback is {kept}"
+
+
+def _keep_traceback() -> str:
+    """The file that the traceback was written to."""
+    try:
+        file, path = tempfile.mkstemp(prefix="hpc-es-traceback-", suffix=".txt")
+        with open(file, "w", encoding="utf-8", errors="backslashreplace") as kept:
+            traceback.print_exc(file=kept)
+    except OSError:
+        return f"no file, since none can be written: set {SHOW_TRACEBACK}=1"
+    return path
+
+
+def _asked_for_traceback() -> bool:
+    return os.environ.get(SHOW_TRACEBACK, "0") not in ("", "0")
+
+
+def _show_traceback() -> None:
+    say(quote(traceback.format_exc(), MAX_RECORD), err=True)
