@@ -10,7 +10,9 @@ from collections.abc import Callable
 MAX_QUOTE = 1000
 """Characters of one quotation."""
 MAX_MESSAGE = 8000
-"""Characters of a whole error, event or log record."""
+"""Characters of a whole error or event."""
+MAX_RECORD = 32_000
+"""Characters of a log record or traceback: those through vLLM and torch are long."""
 
 _NOTICE = 60
 """Characters kept free for the words that stand for what was cut."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_es.cli.log_lines import LINES_AT_ONCE, MAX_RECORD, BoundedHandler
+from hpc_es.cli.log_lines import LINES_AT_ONCE, BoundedHandler
 from hpc_es.launch.process import last_lines
-from hpc_es.quoting import MAX_MESSAGE
+from hpc_es.quoting import MAX_MESSAGE, MAX_RECORD
 
 LONG = "\x1b[2J" + "x" * 1_000_000
 

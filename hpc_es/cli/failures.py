@@ -16,7 +16,7 @@ import typer
 from hpc_es.cli.arguments import EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED
 from hpc_es.cli.terminal import say
 from hpc_es.errors import ConfigError, HpcEsError, ModelError
-from hpc_es.quoting import MAX_MESSAGE, quote
+from hpc_es.quoting import MAX_MESSAGE, MAX_RECORD, quote, quote_error
 
 SHOW_TRACEBACK = "HPC_ES_TRACEBACK"
 """Environment variable: where it is set, and not to 0, every failure has its traceback."""
@@ -76,7 +76,7 @@ def _shown(filename: object) -> str:
 
 def _bug(error: BaseException, kept: str) -> str:
     where = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {error}".split("\n")[0][:500]
+    what = quote_error(error, 500).split("\n")[0]
     place = f"{os.path.basename(where.filename)}:{where.lineno}"
     return f"this is a bug in hpc-es, please report it: {what} ({place}); its traceback is {kept}"
 
@@ -97,4 +97,4 @@ def _asked_for_traceback() -> bool:
 
 
 def _show_traceback() -> None:
-    say(traceback.format_exc(), err=True)
+    say(quote(traceback.format_exc(), MAX_RECORD), err=True)

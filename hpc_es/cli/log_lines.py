@@ -5,30 +5,21 @@ has a largest length and no control characters, and one place in the code writes
 """
 
 import logging
-import sys
 from collections import Counter
-from types import TracebackType
 from typing import TextIO
 
 from hpc_es.allowance import Allowance
-from hpc_es.quoting import quote
+from hpc_es.quoting import MAX_RECORD, quote
 
-MAX_RECORD = 32_000
-"""Characters of a record: tracebacks through vLLM and torch are long."""
 LINES_AT_ONCE, LINES_PER_MINUTE = 200, 60
 """Records of one place in the code."""
 
 
 def log_to(stream: TextIO) -> None:
-    """All logging of this process goes there, and nowhere else; so do errors that nobody has caught."""
+    """All logging of this process goes there, and nowhere else."""
     handler = BoundedHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    sys.excepthook = _log_uncaught
-
-
-def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    logging.getLogger("hpc_es").critical("this process ends", exc_info=(kind, error, trace))
 
 
 class BoundedHandler(logging.StreamHandler[TextIO]):

@@ -16,9 +16,7 @@ from hpc_es.config.schema import Config
 from hpc_es.es import subspaces
 from hpc_es.es.records import Commit, EvalId, Result
 from hpc_es.head.admission import refusal
-from hpc_es.head.cohort import Cohort, num_orphans, why_null
-from hpc_es.head.crew import Crew, Worker
-from hpc_es.head.door import (
+from hpc_es.head.checks import (
     EVENTS_PER_MINUTE,
     JOINS_AT_ONCE,
     JOINS_PER_MINUTE,
@@ -27,6 +25,8 @@ from hpc_es.head.door import (
     why_no_result,
     why_refused,
 )
+from hpc_es.head.cohort import Cohort, num_orphans, why_null
+from hpc_es.head.crew import Crew, Worker
 from hpc_es.head.events import (
     CheckpointSaved,
     Deserted,

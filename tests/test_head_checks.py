@@ -18,7 +18,7 @@ from hpc_es import bounds
 from hpc_es.allowance import Allowance
 from hpc_es.analysis import verify
 from hpc_es.es.records import Episode, EvalId, Result
-from hpc_es.head import core, door
+from hpc_es.head import checks, core
 from hpc_es.head.events import Tick
 from hpc_es.paths import RunPaths
 from hpc_es.store import read
@@ -184,7 +184,7 @@ def test_a_mean_that_python_added_up_otherwise_is_one():
     for fitness in (0.1, sum([0.1] * 10) / 10):  # as from Python 3.12 on, and before
         assignment = stage.core.ledger.entries[report.result.eval_id].assignment
         result = replace(report.result, episodes=episodes, fitness=fitness)
-        assert door.why_no_result(replace(report, result=result), assignment, 1.0) is None
+        assert checks.why_no_result(replace(report, result=result), assignment, 1.0) is None
 
 
 def test_a_poisoned_report_takes_no_work_from_the_worker_that_has_it():
@@ -203,7 +203,7 @@ def test_a_poisoned_report_takes_no_work_from_the_worker_that_has_it():
 def test_a_worker_that_was_sent_away_does_not_come_back_under_its_name():
     stage = Stage(make_config(run={"max_failures_in_a_row": 100}))
     worker, report = about_to_report(stage)
-    for _ in range(door.MAX_REFUSALS + 1):
+    for _ in range(checks.MAX_REFUSALS + 1):
         say(stage, of_result(digest=-1)(report))
     stage.to_workers.clear()
     say(stage, messages.Hello(worker.name, "seat-0", "host", 1, BASE_DIGEST, {}))
@@ -214,7 +214,7 @@ def test_a_worker_that_was_sent_away_does_not_come_back_under_its_name():
 def test_a_worker_that_is_refused_again_and_again_is_sent_away_and_the_others_finish():
     stage = Stage(make_config(run={"max_failures_in_a_row": 100}))
     worker, report = about_to_report(stage)
-    for _ in range(door.MAX_REFUSALS + 1):
+    for _ in range(checks.MAX_REFUSALS + 1):
         say(stage, of_result(digest=-1)(report))
     leave = [m for name, m in stage.to_workers if name == worker.name and isinstance(m, messages.Leave)]
     assert len(leave) == 1
@@ -352,7 +352,7 @@ def test_no_flood_of_one_worker_makes_the_head_write_much(flood: Callable[[str, 
         say(stage, flood(worker.name, i))
         stage.to_workers.clear()
     written = stage.records[before:]  # in a minute
-    assert len(written) < 4 * (50 + door.JOINS_PER_MINUTE), Counter(type(record).__name__ for record in written)
+    assert len(written) < 4 * (50 + checks.JOINS_PER_MINUTE), Counter(type(record).__name__ for record in written)
     assert len(msgspec.msgpack.encode(written)) < 300_000
 
 
@@ -364,7 +364,7 @@ def test_events_that_were_left_out_are_summed_up():
     stage.now += 5.0
     stage.handle(Tick())
     told = notes_of(stage).count("did not come to")
-    assert door.EVENTS_AT_ONCE <= told < 70
+    assert checks.EVENTS_AT_ONCE <= told < 70
     assert f"{100 - told} events were left out: more than 60 a minute: {100 - told} of {worker.name}" in notes_of(stage)
 
 

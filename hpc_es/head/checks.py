@@ -1,4 +1,4 @@
-"""The head's door: what is asked of every message before the core acts on it, and how much one sender may cause.
+"""What is asked of every message before the core acts on it, and how much one sender may cause.
 
 Pure. Nothing that breaks a rule reaches journal, ledger, crew or plane. Who breaks rules again and again is sent away,
 and nobody can make the head write without end: events and given-up leases have an allowance per worker, joins one for
