@@ -162,6 +162,7 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
     from hpc_es.errors import TransportError
     from hpc_es.transport.messages import Status, StatusRequest
     from hpc_es.transport.observer import ask
+    from hpc_es.worker.seat import with_absent
 
     out = console(stderr=stderr)
     with progress(out) as shown:
@@ -176,7 +177,7 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
                 except TransportError:
                     answer = None  # it has not come up yet, or cannot be reached from here
                 if isinstance(answer, Status):
-                    shown.status(answer)
+                    shown.status(with_absent(answer, submission.paths))
             time.sleep(STATUS_EVERY_S)
         submission.see_workers_off()
     if head.state == "COMPLETED":
