@@ -12,6 +12,10 @@ from first_release import DIGESTS, NUM_VERSIONS
 import hpc_es.store
 from hpc_es.analysis.verify import replay, verify
 from hpc_es.params.arena import Arena
+from hpc_es.paths import RunPaths
+from hpc_es.store.journal import file_frames, read_file
+from hpc_es.store.later import EvalJournal
+from hpc_es.store.records import Noted, Started
 
 
 @pytest.fixture
@@ -47,6 +51,19 @@ def test_its_tables_are_read_from_its_hdf5_file_and_the_same_from_its_journal(ru
         rebuilt = hpc_es.store.read(run)
     for table in ("evaluations", "updates", "episodes", "evals", "workers", "events"):
         assert getattr(stored, table).equals(getattr(rebuilt, table)), table
+
+
+def test_its_later_evaluation_goes_on_in_todays_format(run: Path) -> None:
+    path = RunPaths(run).later_eval("later")
+    before = list(read_file(path))
+    first = before[0]
+    assert isinstance(first, Started)
+    later = EvalJournal.open(RunPaths(run), "later", first)
+    assert later.earlier == tuple(before)
+    later.append(Noted(1.0, "info", "one more"))
+    later.close()
+    assert file_frames(path).version == 2
+    assert list(read_file(path)) == [*before, Noted(1.0, "info", "one more")]
 
 
 def test_its_status_and_its_report_are_shown(run: Path) -> None:

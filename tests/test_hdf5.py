@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from fake_run import BASE_DIGEST, NUM_EVAL_TASKS, fake_records, later_eval, started, write_later, write_run
 from hdf5_tables import assert_same, from_journal, tables
+from msgspec import structs
 
 import hpc_es.store
 from hpc_es.errors import ConfigError, JournalDamaged, StoreError
@@ -223,6 +224,16 @@ def test_a_damaged_later_evaluation_does_not_hide_the_run(root: Path) -> None:
     with pytest.warns(UserWarning, match=r"bad\.hpcj is left out"):
         rebuild(root)
     with pytest.warns(UserWarning, match=r"bad\.hpcj is left out"):
+        assert len(hpc_es.store.read(root).evals) == 2
+
+
+def test_a_later_evaluation_of_another_base_model_is_left_out_with_a_warning(root: Path) -> None:
+    first, *others = later_eval(2, 0.75)
+    assert isinstance(first, Started)
+    write_later(root, "foreign", [structs.replace(first, base_digest=1), *others])
+    with pytest.warns(UserWarning, match=r"foreign\.hpcj is left out: it is of a run on the base model"):
+        rebuild(root)
+    with pytest.warns(UserWarning, match=r"foreign\.hpcj is left out"):
         assert len(hpc_es.store.read(root).evals) == 2
 
 

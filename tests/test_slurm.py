@@ -426,3 +426,12 @@ app({[*arguments, str(target)]!r})
         assert "no Slurm job of" in done.stderr
     else:
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["9x.json", "9" * 40 + ".json", "123.json"])
+def test_a_file_that_is_no_record_of_a_job_is_ignored_with_a_warning(tmp_path: Path, name: str) -> None:
+    paths = RunPaths(tmp_path)
+    slurm.record(paths, "77", "head")
+    (paths.slurm / name).write_text('{"job_id": "' + "9" * 40 + '", "role": "head", "time": 1.0}')
+    with pytest.warns(UserWarning, match="is ignored: it is not the record of a Slurm job"):
+        assert [job.job_id for job in slurm.recorded_jobs(paths)] == ["77"]

@@ -46,7 +46,9 @@ def main() -> None:
                 counts[target, case.kind, outcome] += 1
                 num_wrong += outcome in WRONG
                 if outcome in WRONG or options.verbose:
-                    print(f"{target} seed {seed}, {case.kind} ({case.detail}): {outcome}", *lines, sep="\n  ")
+                    print(
+                        f"{target} seed {seed}, {case.kind} ({case.detail}): {outcome}", *lines, sep="\n  ", flush=True
+                    )
             print(f"{target}: {options.seeds} mutations in {time.monotonic() - began:.0f} s", file=sys.stderr)
     print(_json(counts) if options.json else _markdown(counts))
     sys.exit(1 if num_wrong else 0)

@@ -6,9 +6,11 @@ by exec, as slurm/*.sbatch do. Invariant: what a dry run shows is what is submit
 """
 
 import contextlib
+import re
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
@@ -32,6 +34,8 @@ GOING_HOME_S = 60.0
 
 _POLL_S = (0.5, 10.0)
 """First and longest pause between two questions to Slurm."""
+
+_JOB_ID = re.compile(r"[0-9]{1,18}")
 
 
 class Recorded(msgspec.Struct, frozen=True):
@@ -252,8 +256,18 @@ def record(paths: RunPaths, job_id: str, role: Role) -> None:
 def recorded_jobs(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
     """All jobs of the run that we heard of, in the order of their submission (jobs begin in any order)."""
     slurm = slurm or Slurm()
-    records = [msgspec.json.decode(file.read_bytes(), type=Recorded) for file in paths.slurm.glob("[0-9]*.json")]
+    records = [record for file in paths.slurm.glob("[0-9]*.json") if (record := _recorded(file)) is not None]
     return [Job(known.job_id, known.role, slurm) for known in sorted(records, key=lambda known: int(known.job_id))]
+
+
+def _recorded(file: Path) -> Recorded | None:
+    """None, with a warning, for a file that no job of ours has written."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        known = msgspec.json.decode(file.read_bytes(), type=Recorded)
+        if _JOB_ID.fullmatch(known.job_id) and file.stem == known.job_id:
+            return known
+    warnings.warn(f"{file} is ignored: it is not the record of a Slurm job; move it elsewhere", stacklevel=3)
+    return None
 
 
 def job_statuses(paths: RunPaths, slurm: Slurm | None = None) -> list[tuple[Role, JobStatus]]:

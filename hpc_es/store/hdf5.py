@@ -23,7 +23,7 @@ import numpy as np
 from hpc_es.errors import StoreError, Superseded
 from hpc_es.paths import RunPaths
 from hpc_es.store.hdf5_tables import HAS_CHECKSUMS
-from hpc_es.store.journal import Warn, journal_end, read_journal, warn_python
+from hpc_es.store.journal import Warn, fold_journal, journal_end, read_journal, warn_python
 from hpc_es.store.pages import BufferedPages, DamagedPage, NoChecksums, Pages
 from hpc_es.store.projection import Projection, merge_later
 from hpc_es.store.records import AnyRecord, Started
@@ -221,8 +221,7 @@ def rebuild(root: Path, *, locking: bool = False, warn: Warn = warn_python) -> P
     if end is None:
         raise StoreError(f"{root} has no journal: it is not the folder of a run that has begun")
     writer = Hdf5Writer(paths, locking=locking, warn=warn)
-    for record in read_journal(root, warn=warn):
-        writer.add(record)
+    fold_journal(root, writer.add, warn=warn)
     writer.flush(end.num_bytes)
     return paths.hdf5
 

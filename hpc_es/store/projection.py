@@ -347,12 +347,22 @@ class Projection:
             self._rows.set(evaluation.row, worker=name, **self._workers.place(name))
 
 
-def merge_later(projection: Projection, files: Iterable[Path], warn: Warn) -> Iterator[tuple[str, int]]:
-    """Fold in journals of evaluations made after the run; yields name and size of those that could be read."""
+def merge_later(
+    projection: Projection, files: Iterable[Path], warn: Warn, base_digest: int | None = None
+) -> Iterator[tuple[str, int]]:
+    """Fold in journals of evaluations made after the run; yields name and size of those that could be read.
+
+    `base_digest`: of the run, where the projection has not seen its start.
+    """
+    base = projection.started.base_digest if projection.started else base_digest
     for path in files:
         try:
             size = path.stat().st_size  # one that grows meanwhile is read again the next time
-            projection.add_later(path.stem, list(read_file(path, warn=warn)))
+            records = list(read_file(path, warn=warn))
+            first = records[0]
+            if isinstance(first, journal.Started) and base is not None and first.base_digest != base:
+                raise StoreError(f"it is of a run on the base model {first.base_digest:016x}, not {base:016x}")
+            projection.add_later(path.stem, records)
         except (StoreError, OSError) as error:  # one bad file must not hide the run
             warn(f"{path.name} is left out: {error}")
         else:

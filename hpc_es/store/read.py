@@ -202,7 +202,7 @@ class Run:
     @cached_property
     def _later_evals(self) -> dict[str, Columns]:
         projection = Projection(protocol_of(self.attrs["config"]))
-        if not list(merge_later(projection, self._newer.values(), warn_python)):
+        if not list(merge_later(projection, self._newer.values(), warn_python, int(self.attrs["base_digest"]))):
             return {}
         tables = _empty_tables()
         _apply(tables, projection.take())

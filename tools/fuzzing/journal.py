@@ -23,7 +23,7 @@ def case(base: Base, seed: int) -> Case:
     rng = random.Random(f"journal {seed}")
     chosen = (
         *readers.READERS,
-        *(readers.report,) * (seed % 25 == 0),
+        *(readers.report,) * (seed % 50 == 0),
         readers.resume,
         *(readers.run_on,) * (seed % 250 == 7),
     )
