@@ -18,7 +18,7 @@ import msgspec
 import pandas as pd
 import pytest
 from fake_run import fake_records, later_eval, started, write_later, write_run
-from hdf5_tables import assert_same, from_journal, tables
+from hdf5_tables import as_first_release, assert_same, from_journal, tables
 from small_disk import small_disk
 
 import hpc_es.store
@@ -138,14 +138,6 @@ def test_a_file_of_another_run_is_not_believed(root: Path, tmp_path: Path) -> No
 
 
 # --- files of the first release ---------------------------------------------------------------------------------
-
-
-def as_first_release(path: Path) -> Path:
-    """Without checksums of its pages: HDF5 cuts off what it does not know when it writes to a file."""
-    with h5py.File(path, "r+", locking=False) as file:
-        del file.attrs["page_checksums"]
-    os.utime(path, (0, 0))
-    return path
 
 
 def test_a_file_of_the_first_release_is_read(root: Path, tmp_path: Path) -> None:
