@@ -158,16 +158,18 @@ def test_an_h5_of_an_older_hpc_es_is_read_with_what_it_has(root: Path, tmp_path:
         for column in ("num_repeats", "protocol", "protocol_digest", "other_protocol"):
             del file["evals"][column]
         file.attrs["later_evals"] = json.dumps(["later"])
+    os.utime(alone, (0, 0))  # not just being written
     evals = hpc_es.store.read(alone).evals
     assert list(evals["source"]) == ["run", "run", "later"]
     assert evals["num_repeats"].isna().all()
     assert not evals["other_protocol"].any()
-    shutil.copy(alone, root / "run.h5")
+    shutil.copy2(alone, root / "run.h5")
     beside_its_journal = hpc_es.store.read(root).evals
     assert list(beside_its_journal["source"]) == ["run", "run", "later"]
     assert list(beside_its_journal["num_repeats"]) == [1, 1, 1]
     with h5py.File(root / "run.h5", "r+") as file:
         del file["evals"]["reward_mean"]
+    os.utime(root / "run.h5", (0, 0))
     with pytest.warns(UserWarning, match="damaged"):
         assert list(hpc_es.store.read(root).evals["num_tasks"]) == [NUM_EVAL_TASKS, NUM_EVAL_TASKS, 1]
 

@@ -66,7 +66,7 @@ def read_old(path: Path) -> tuple[dict[str, Columns], Attrs]:
     child = "import sys; from hpc_es.store.hdf5_tables import _print_old; _print_old(sys.argv[1])"
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # each would reserve memory, which is limited
     environment = os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", child, str(path)]
+    command = [sys.executable, "-P", "-c", child, str(path)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=_OLD_FILE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -86,8 +86,9 @@ def _print_old(path: str) -> None:
 
     import h5py
 
-    most = _OLD_FILE_MEMORY + 16 * Path(path).stat().st_size
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    most, allowed = _OLD_FILE_MEMORY + 16 * Path(path).stat().st_size, resource.getrlimit(resource.RLIMIT_AS)[1]
+    if allowed == resource.RLIM_INFINITY or most < allowed:
+        resource.setrlimit(resource.RLIMIT_AS, (most, allowed))
     answer: Any
     try:
         with h5py.File(path, "r", locking=False) as file:
