@@ -18,7 +18,7 @@ import msgspec
 import pandas as pd
 import pytest
 from fake_run import fake_records, later_eval, started, write_later, write_run
-from hdf5_tables import assert_same, from_journal, tables
+from hdf5_tables import as_first_release, assert_same, from_journal, tables
 from small_disk import small_disk
 
 import hpc_es.store
@@ -55,7 +55,7 @@ def test_a_truncated_file_is_noticed_and_rebuilt(root: Path) -> None:
         assert_same(tables(hpc_es.store.read(root)), expected)
 
 
-def damaged(whole: bytes, num_pages: int = 20) -> Iterator[tuple[str, bytes]]:
+def damaged(whole: bytes, num_pages: int = 15) -> Iterator[tuple[str, bytes]]:
     """Altered copies of a file, as crashes, disks and people make them."""
     rng, pages = random.Random(1), range(0, len(whole), PAGE)
     for start in rng.sample(pages, num_pages):
@@ -90,7 +90,7 @@ def test_a_damaged_file_never_gives_other_tables(root: Path, tmp_path: Path) -> 
             refusal, num_refused = str(error), num_refused + 1
         assert bool(refusal) == ("damaged" in refusal and "journal" in refusal), what
         assert bool(refusal) == any("built from the journal" in str(warning.message) for warning in caught), what
-    assert num_refused > 15  # the other pages hold nothing
+    assert num_refused > 12  # the other pages hold nothing
 
 
 def test_a_page_that_is_damaged_while_the_head_writes_is_rebuilt_with_a_warning(root: Path) -> None:
@@ -138,14 +138,6 @@ def test_a_file_of_another_run_is_not_believed(root: Path, tmp_path: Path) -> No
 
 
 # --- files of the first release ---------------------------------------------------------------------------------
-
-
-def as_first_release(path: Path) -> Path:
-    """Without checksums of its pages: HDF5 cuts off what it does not know when it writes to a file."""
-    with h5py.File(path, "r+", locking=False) as file:
-        del file.attrs["page_checksums"]
-    os.utime(path, (0, 0))
-    return path
 
 
 def test_a_file_of_the_first_release_is_read(root: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import pytest
 from fake_run import NUM_EVAL_TASKS, later_eval, started, write_later, write_run
+from hdf5_tables import as_first_release
 from msgspec.structs import replace
 
 import hpc_es.store
@@ -152,19 +153,25 @@ def test_a_damaged_one_is_refused_and_hides_nothing_of_the_run(root: Path, place
     assert later.path.read_bytes() == contents
 
 
-def test_an_h5_of_an_older_hpc_es_is_read_with_what_it_has(root: Path) -> None:
+def test_an_h5_of_an_older_hpc_es_is_read_with_what_it_has(root: Path, tmp_path: Path) -> None:
     write_later(root, "later", later_eval(2, 0.5))
-    rebuild(root)
-    with h5py.File(root / "run.h5", "r+") as file:
+    alone = as_first_release(shutil.move(rebuild(root), tmp_path / "alone.h5"))
+    with h5py.File(alone, "r+") as file:
         for column in ("num_repeats", "protocol", "protocol_digest", "other_protocol"):
             del file["evals"][column]
         file.attrs["later_evals"] = json.dumps(["later"])
-    evals = hpc_es.store.read(root).evals
+    os.utime(alone, (0, 0))  # not just being written
+    evals = hpc_es.store.read(alone).evals
     assert list(evals["source"]) == ["run", "run", "later"]
     assert evals["num_repeats"].isna().all()
     assert not evals["other_protocol"].any()
+    shutil.copy2(alone, root / "run.h5")
+    beside_its_journal = hpc_es.store.read(root).evals
+    assert list(beside_its_journal["source"]) == ["run", "run", "later"]
+    assert list(beside_its_journal["num_repeats"]) == [1, 1, 1]
     with h5py.File(root / "run.h5", "r+") as file:
         del file["evals"]["reward_mean"]
+    os.utime(root / "run.h5", (0, 0))
     with pytest.warns(UserWarning, match="damaged"):
         assert list(hpc_es.store.read(root).evals["num_tasks"]) == [NUM_EVAL_TASKS, NUM_EVAL_TASKS, 1]
 

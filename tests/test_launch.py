@@ -20,6 +20,7 @@ from hpc_es.errors import ConfigError, LaunchError, ModelError, RunFailed, Store
 from hpc_es.launch import local, prepare
 from hpc_es.launch.local import Outcome, run_local
 from hpc_es.paths import RunPaths
+from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.records import SCHEMA_VERSION, Started, Stopped
 
@@ -291,6 +292,19 @@ def test_a_finished_run_starts_nothing(stage: Stage) -> None:
     outcome = stage.run()
     assert (outcome.finished, outcome.reason) == (True, "already finished")
     assert stage.num_starts("head") == 0
+
+
+def test_a_finished_run_gets_damaged_tables_back(stage: Stage) -> None:
+    stage.script(head=[WAITS], local_0=[WAITS])
+    prepare.write_folder(stage.config())
+    begin_journal(stage.paths, finished=True)
+    rebuild(stage.paths.root)
+    whole = stage.paths.hdf5.read_bytes()
+    stage.paths.hdf5.write_bytes(whole[:4096] + bytes(4096) + whole[8192:])
+    assert stage.run().finished
+    with stage.paths.hdf5.open("rb") as file:
+        assert file.read(8192) != whole[:4096] + bytes(4096)
+    assert any("run.h5 is rebuilt from the journal" in event for event in stage.events)
 
 
 def test_a_begun_run_refuses_another_configuration_and_shows_the_difference(stage: Stage) -> None:

@@ -5,6 +5,7 @@ or give other numbers. Files of the first release have no checksums of pages; a 
 time and memory, reads those.
 """
 
+import io
 import json
 import os
 import pickle
@@ -35,7 +36,10 @@ HAS_CHECKSUMS = "page_checksums"
 _FLUSH_SECONDS = 2.0
 """How long to wait for a flush that is under way: the file then has no valid end."""
 _REPLACED_SECONDS = 0.2
-"""How long to try again when a page is not what the end of the file says: a flush may have begun in between."""
+"""How long to try again while pages are not what the end of the file says, and nothing changes: file systems of several
+nodes may show an older end for a moment."""
+_MOST_SECONDS = 60.0
+"""How long to try again in all, while flush follows upon flush."""
 _OLD_FILE_SECONDS = 120.0
 _OLD_FILE_MEMORY = 4 * 2**30
 """Beyond 16 times the size of the file."""
@@ -89,7 +93,7 @@ def read_old(path: Path) -> tuple[dict[str, Columns], Attrs]:
     child = "import sys; from hpc_es.store.hdf5_tables import _print_old; _print_old(sys.argv[1])"
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # each would reserve memory, which is limited
     environment = os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-c", child, str(path)]
+    command = [sys.executable, "-P", "-c", child, str(path)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, timeout=_OLD_FILE_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -109,8 +113,9 @@ def _print_old(path: str) -> None:
 
     import h5py
 
-    most = _OLD_FILE_MEMORY + 16 * Path(path).stat().st_size
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    most, allowed = _OLD_FILE_MEMORY + 16 * Path(path).stat().st_size, resource.getrlimit(resource.RLIMIT_AS)[1]
+    if allowed == resource.RLIM_INFINITY or most < allowed:
+        resource.setrlimit(resource.RLIMIT_AS, (most, allowed))
     answer: Any
     try:
         with h5py.File(path, "r", locking=False) as file:
@@ -131,29 +136,39 @@ def _print_old(path: str) -> None:
 
 
 def _look(path: Path, at: Callable[["h5py.File"], T]) -> T:
-    """What `at` finds in one state of the file. Waits for a flush that is under way."""
+    """What `at` finds in one state of the file, as a flush left it. Waits for a flush that is under way."""
     import h5py
 
-    began = time.monotonic()
+    began = since = time.monotonic()
+    last: int | None = None
+    reason: Exception
     while True:
+        state = None
         try:
-            with Pages(path) as pages, h5py.File(pages, "r") as file:
-                return at(file)
+            with Pages(path) as pages:
+                state = pages.state
+                # where a flush came in between, as it will again: all at once, which takes a tenth of the time
+                source = pages if last is None else io.BytesIO(b"".join(iter(lambda: pages.read(2**24), b"")))
+                with h5py.File(source, "r") as file:
+                    return at(file)
         except FileNotFoundError:
             raise Unusable(f"{path} is missing") from None
-        except NoChecksums:
-            if not _may_change(path, began, _FLUSH_SECONDS):
-                raise
+        except NoChecksums as error:
+            reason, patience = error, _FLUSH_SECONDS
         except _FAILURES as error:
-            if not _may_change(path, began, _REPLACED_SECONDS):
-                raise Unusable(f"{path} is damaged ({error})") from None
+            reason, patience = Unusable(f"{path} is damaged ({error})"), _REPLACED_SECONDS
+        now = time.monotonic()
+        if now - began > _MOST_SECONDS:
+            raise reason
+        if state != last:  # a flush came in between
+            since, last = now, state
+        elif now - since > patience or not _is_fresh(path):
+            raise reason
         time.sleep(0.02)
 
 
-def _may_change(path: Path, since: float, patience_s: float) -> bool:
-    """Whether somebody wrote to the file so recently that a flush may be under way, and we have not waited enough."""
-    if time.monotonic() - since > patience_s:
-        return False
+def _is_fresh(path: Path) -> bool:
+    """Whether somebody wrote to the file so recently that a flush may be under way."""
     try:
         return time.time() - path.stat().st_mtime < _FLUSH_SECONDS
     except OSError:

@@ -129,7 +129,7 @@ class Projection:
                 self._workers.leave_all(record.time, "the head stopped")
                 self._rows.event(record.time, "info", "head stopped", reason)
         self._time = max(self._time, record.time)
-        if set_back > _TOLERATED:
+        if set_back > _TOLERATED and isinstance(record, journal.Started):
             detail = f"by {set_back:.3f} s or more: how long no head ran is unknown, and later times are moved"
             self._rows.event(record.time, "warning", "the clock was set back", detail)
 
