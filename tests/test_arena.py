@@ -120,6 +120,19 @@ def with_dtype(folder: Path, name: str, dtype: str) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
+def test_tensors_for_multi_token_prediction_are_not_trained_but_count_for_the_digest(tmp_path: Path) -> None:
+    tensors = small_checkpoint.values() | {"mtp.fc.weight": np.ones((8, 8), np.float32)}
+    arena = Arena.from_pretrained(small_checkpoint.make(tmp_path / "model", tensors))
+    assert "mtp.fc.weight" in set(arena.names) - set(arena.trained)
+    arena.apply(COMMITS)
+    assert (arena.tensor("mtp.fc.weight") == 1).all()
+    others = [name for name in arena.names if name != "mtp.fc.weight"]
+    assert (arena.digest_of(others) + arena.digest_of(["mtp.fc.weight"])) % 2**64 == arena.digest()
+    assert arena.digest_of(["mtp.fc.weight"]) != 0
+    with pytest.raises(ModelError, match=r"mtp\.\* never is: no engine computes with it"):
+        Arena.from_pretrained(tmp_path / "model", include=["mtp.*"])
+
+
 def test_integer_buffers_are_skipped_but_integer_weights_refused(tmp_path: Path) -> None:
     extra = {"model.position_ids": np.zeros(4, np.float32), "model.layers.0.v_proj.weight": np.zeros(4, np.float32)}
     folder = small_checkpoint.make(tmp_path, {**small_checkpoint.values(), **extra})

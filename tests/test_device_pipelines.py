@@ -166,6 +166,18 @@ def test_a_long_catch_up_takes_several_passes(model: Path, make: Make, monkeypat
     assert base.write(None) == theirs.digest()
 
 
+@BASES
+def test_untrained_tensors_that_no_live_memory_holds_are_in_every_digest(model: Path, make: Make) -> None:
+    mine, theirs, todo = arena_of(model, "adam"), arena_of(model, "adam"), commits("adam")
+    unheld = [name for name in mine.names if name not in mine.trained]
+    base = make(mine, [target for target in live(mine, 0, 1, "float32") if target[0].name not in unheld], 0, 1)
+    base.unheld = mine.digest_of(unheld)
+    assert unheld
+    assert base.write(MEMBERS[1]) == base.apply([]).digest == theirs.digest()
+    assert same(base.apply(todo), theirs.apply(todo))
+    assert base.write(None) == theirs.digest()
+
+
 def test_the_head_stops_with_the_remedy_when_its_gpu_fails(model: Path) -> None:
     apply = head_update.on_device(arena_of(model), DEVICE, ring=ring(300), streams=Failing())
     with pytest.raises(StoreError, match="do not follow"):

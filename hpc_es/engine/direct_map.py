@@ -34,6 +34,8 @@ class Watch(TorchDispatchMode):
         self._sources = dict[int, str]()
         self._targets = dict[tuple[int, int, str], Target]()
         self.types = {}
+        self.reached = set[str]()
+        """Canonical tensors of which something was copied into live memory, with or without a region."""
 
     def showing(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass (name, contiguous tensor) on to load_weights; the memory of each may be used again for a later one."""
@@ -50,6 +52,7 @@ class Watch(TorchDispatchMode):
         name = self._sources.get(_storage(stored))
         if name is None:
             return self._refuse("something computed is copied into live memory")
+        self.reached.add(name)
         if live.dtype != stored.dtype:
             self.types[name] = live.dtype
         if (live.dtype, live.shape) != (stored.dtype, stored.shape):

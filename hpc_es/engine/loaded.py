@@ -3,6 +3,7 @@
 Invariant: the storage of no parameter moves, so that CUDA graphs stay valid.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -28,11 +29,15 @@ class LoadedBase(HostBase):
         """Of tensors that the model keeps in another type than its own; cast to that at once, nothing is lost."""
 
     @torch.no_grad()
-    def write(self, member: Member | None, watch: Watch | None = None) -> int:
-        """As Base.write; `watch` sees what goes where."""
+    def write(self, member: Member | None, watch: Watch | None = None, poisoned: str = "") -> int:
+        """As Base.write; `watch` sees what goes where. `poisoned`: a tensor that is NaN throughout instead."""
         before = self._addresses()
         arrays = self._arena.stream(member, _name(self._dtype))
         tensors = self._tensors(arrays, member)
+        if poisoned:
+            tensors = (
+                (name, torch.full_like(tensor, math.nan) if name == poisoned else tensor) for name, tensor in tensors
+            )
         if self.refresh is not None:
             self.refresh((name, tensor.clone()) for name, tensor in tensors)
         elif watch is None:

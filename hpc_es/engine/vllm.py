@@ -108,11 +108,25 @@ class VllmEngine(Engine):
         }
         ranks = await self._rpc("es_attach", arena, threads)
         self._processes = {pid: process_start(pid) for pid in [*self._cores(), *(rank["pid"] for rank in ranks)]}
+        await self._refuse_ignored(ranks)
         if obstacle := await self._write_directly(ranks):
             await self._rpc("es_write_through_load_weights")
             level = logging.WARNING if self._engine.base == "device" else logging.INFO
             log.log(level, "members are written through load_weights, from theta on the host: %s", obstacle)
         self._way = f"load_weights: {obstacle}" if obstacle else "direct"
+
+    async def _refuse_ignored(self, ranks: list[dict[str, Any]]) -> None:
+        """Errors: EngineError for trained tensors that vLLM ignores: no answer would depend on them, and updates would
+        make a random walk of them."""
+        unseen = set[str].intersection(*(set(rank["unseen"]) for rank in ranks))
+        if not unseen:
+            return
+        ignored = set[str].intersection(*map(set, await self._rpc("es_ignored", sorted(unseen))))
+        if ignored:
+            raise EngineError(
+                f"vLLM computes nothing with {min(ignored)} of the checkpoint ({len(ignored)} such): noise on it would "
+                "reach no answer. Name such tensors in model.exclude"
+            )
 
     def _cores(self) -> list[int]:
         return [process.pid for process in self._llm.engine_core.resources.engine_manager.processes]
@@ -123,12 +137,14 @@ class VllmEngine(Engine):
             return "engine.direct_map is off"
         if obstacles := [rank["obstacle"] for rank in ranks if rank["obstacle"]]:
             return str(obstacles[0])
-        sizes = {name: math.prod(self._arena.shape(name)) for name in self._arena.names}
+        regions = [[Region(*region) for region in rank["regions"]] for rank in ranks]
+        unheld = set(self._arena.names).difference(self._arena.trained, (r.name for rank in regions for r in rank))
+        sizes = {name: math.prod(self._arena.shape(name)) for name in self._arena.names if name not in unheld}
         try:
-            counted = choose_counted([[Region(*region) for region in rank["regions"]] for rank in ranks], sizes)
+            counted = choose_counted(regions, sizes)
         except ModelError as error:
             return str(error)
-        answers = await self._rpc("es_write_directly", counted, self._engine.base)
+        answers = await self._rpc("es_write_directly", counted, self._engine.base, sorted(unheld))
         if obstacles := [answer["obstacle"] for answer in answers if answer["obstacle"]]:
             return str(obstacles[0])
         digest = sum(answer["share"] for answer in answers) % 2**64

@@ -7,8 +7,9 @@ that, else through `load_weights`. Return values cross msgpack: plain numbers, s
 vLLM's client waits for ever for an answer that cannot be encoded.
 """
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,9 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _custom_ops._supports_onednn = False
 layer_utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
 
+# Loading a running model anew warns of every layer that has no tensor of its own, such as a tied head: for each member.
+logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
+
 
 class WorkerExtension:
     """Methods that the front calls by name through `collective_rpc`; names are ours alone within vLLM's worker."""
@@ -57,8 +61,9 @@ class WorkerExtension:
     def es_attach(self, arena: dict[str, Any], threads: int) -> dict[str, Any]:
         """Share the front's arena, and prove that it writes the model that vLLM loaded.
 
-        Returns this process's pid, and the regions of the direct map, or the obstacle to one. Errors: EngineError
-        naming the parameter, for a model whose weights cannot be written in place.
+        Returns this process's pid, the regions of the direct map, or the obstacle to one, and the names of trained
+        tensors of which no copy was seen (see es_ignored). Errors: EngineError naming the parameter, for a model
+        whose weights cannot be written in place.
         """
         kernel_threads.start(threads)
         self.es_arena = Arena.attach(**arena)
@@ -91,29 +96,47 @@ class WorkerExtension:
                     "again: this model family repacks or derives weights after loading and cannot take noise in place"
                 )
         regions = [[r.name, r.start, r.rows, r.width, r.stride] for r, _ in self.es_targets]
-        return {"pid": os.getpid(), "regions": regions, "obstacle": obstacle}
+        unseen = [name for name in self.es_arena.trained if name not in watch.reached]
+        return {"pid": os.getpid(), "regions": regions, "obstacle": obstacle, "unseen": unseen}
 
-    def es_write_directly(self, counted: list[list[bool]], residence: Residence) -> dict[str, Any]:
+    @torch.no_grad()
+    def es_ignored(self, names: list[str]) -> list[str]:
+        """Those of these tensors that loading ignores: this rank's model is the same whatever they hold.
+
+        The live model is the centre before and afterwards.
+        """
+        centre, ignored = fingerprints(self._es_tensors()), list[str]()
+        for name in names:
+            self.es_loaded.write(None, poisoned=name)
+            if not differing(centre, fingerprints(self._es_tensors())):
+                ignored.append(name)
+        self.es_loaded.write(None)
+        return ignored
+
+    def es_write_directly(
+        self, counted: list[list[bool]], residence: Residence, unheld: Sequence[str] = ()
+    ) -> dict[str, Any]:
         """From now on, write members through the direct map, if it gives what `load_weights` gives.
 
-        `counted`: for each region of each rank, whether it counts for the digest. Returns the obstacle, or an empty
-        one and this rank's share of the digest; the live model is the centre then.
+        `counted`: for each region of each rank, whether it counts for the digest; `unheld`: the untrained tensors that
+        are in no region of any rank. Returns the obstacle, or an empty one and this rank's share of the digest; the
+        live model is the centre then.
         """
         try:
-            return self._es_prove(counted, residence)
+            return self._es_prove(counted, residence, unheld)
         except HpcEsError:
             raise
         except Exception as error:  # whatever a driver, an allocator or a compiler says
             return {"obstacle": quote_error(error), "share": 0}
 
     @torch.no_grad()
-    def _es_prove(self, counted: list[list[bool]], residence: Residence) -> dict[str, Any]:
+    def _es_prove(self, counted: list[list[bool]], residence: Residence, unheld: Sequence[str]) -> dict[str, Any]:
         """As es_write_directly. Errors: whatever comes where a device cannot."""
         targets = [
             (replace(region, counts=counts), live)
             for (region, live), counts in zip(self.es_targets, counted[self.rank], strict=True)
         ]
-        base = make_base(self.es_arena, targets, self.rank, self._es_num_ranks, residence)
+        base = make_base(self.es_arena, targets, self.rank, self._es_num_ranks, residence, unheld)
         centre, share = fingerprints(self._es_tensors()), 0
         poison(self._es_parameters())
         self.es_loaded.write(PROBE)

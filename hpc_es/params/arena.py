@@ -180,6 +180,10 @@ class Arena:
         """64-bit digest of the bits of theta, over every tensor, trained or not, and of the optimiser's state."""
         return self._sum(Piece.digest)
 
+    def digest_of(self, names: Iterable[str]) -> int:
+        """What these tensors, and the optimiser's state of them, add to the digest."""
+        return self._sum(Piece.digest, names)
+
     def theta_digest(self) -> int:
         """Of theta alone: the base digest of an arena that was loaded from this one's export."""
         return self._sum(Piece.theta_digest)
@@ -294,9 +298,10 @@ class Arena:
                 )
         return pieces
 
-    def _sum(self, share: Callable[[Piece], int]) -> int:
+    def _sum(self, share: Callable[[Piece], int], names: Iterable[str] | None = None) -> int:
         shares: list[int] = []
-        threads.run(lambda piece: shares.append(share(piece)), self._pieces(self._slots.values()))
+        slots = map(self._slot, self.names if names is None else names)
+        threads.run(lambda piece: shares.append(share(piece)), self._pieces(slots))
         return sum(shares) % 2**64
 
     def _begin(self) -> None:

@@ -4,7 +4,7 @@ Invariant: whichever base is in use, the same member gives the same bits, and th
 sum to that of the arena.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,9 @@ class Base(Protocol):
     """theta of one rank. A base is made for the arena that all ranks of an engine share, and for the runs of live
     memory that its rank's model consists of (regions)."""
 
+    unheld: int
+    """This rank's share of the digest of tensors that are in no live memory: constant, since they are not trained."""
+
     def write(self, member: Member | None) -> int:
         """Write a member, or the centre (None), into live memory. Returns this rank's share of the digest."""
 
@@ -36,17 +39,33 @@ class Base(Protocol):
         """The arena was loaded anew."""
 
 
-def make_base(arena: Arena, targets: Sequence[Target], rank: int, num_ranks: int, residence: Residence) -> Base:
-    """The base of one rank: of its device where live memory is on one, else the host's."""
-    if all(live.device.type == "cpu" for _, live in targets):
-        return HostBase(arena, targets, rank, num_ranks)
-    from hpc_es.params.device import device_base
+def make_base(
+    arena: Arena,
+    targets: Sequence[Target],
+    rank: int,
+    num_ranks: int,
+    residence: Residence,
+    unheld: Collection[str] = (),
+) -> Base:
+    """The base of one rank: of its device where live memory is on one, else the host's.
 
-    return device_base(arena, targets, rank, num_ranks, residence)
+    `unheld`: names of untrained tensors that no rank's live memory holds.
+    """
+    base: Base
+    if all(live.device.type == "cpu" for _, live in targets):
+        base = HostBase(arena, targets, rank, num_ranks)
+    else:
+        from hpc_es.params.device import device_base
+
+        base = device_base(arena, targets, rank, num_ranks, residence)
+    base.unheld = arena.digest_of(unheld) if rank == 0 else 0
+    return base
 
 
 class HostBase:
     """Live memory is host memory: theta is cast into it straight from the arena, with nothing in between."""
+
+    unheld = 0
 
     def __init__(self, arena: Arena, targets: Sequence[Target], rank: int, num_ranks: int) -> None:
         self._arena, self._rank, self._num_ranks = arena, rank, num_ranks
@@ -72,7 +91,7 @@ class HostBase:
     def write(self, member: Member | None) -> int:
         noisy, shares = perturbation_of(member), list[int]()
         threads.run(lambda piece: shares.append(piece.write(noisy)), self._pieces)
-        return sum(shares) % 2**64
+        return (sum(shares) + self.unheld) % 2**64
 
     def apply(self, commits: Sequence[Commit]) -> UpdateReport:
         return self._arena.apply(commits, rank=self._rank, num_ranks=self._num_ranks)

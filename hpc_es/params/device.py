@@ -116,6 +116,8 @@ class _Copy(NamedTuple):
 class DeviceBase:
     """A base (params/base.py): a member is a few kernels, from device memory to device memory."""
 
+    unheld = 0
+
     def __init__(
         self,
         arena: Arena,
@@ -158,7 +160,7 @@ class DeviceBase:
         self._whole.check()
         total = cuda.zero(self._device)
         self._theta.perturb(perturbation_of(member), total)
-        return (int(total) + self._digest_of_state) % 2**64
+        return (int(total) + self._digest_of_state + self.unheld) % 2**64
 
     def apply(self, commits: Sequence[Commit]) -> UpdateReport:
         """See Base.apply."""
@@ -166,12 +168,13 @@ class DeviceBase:
         self._whole.check()
         updates = self.arena.updates(commits)
         if not updates:
-            digest = (self._digest(self._theta) + self._digest_of_state) % 2**64
+            digest = (self._digest(self._theta) + self._digest_of_state + self.unheld) % 2**64
             return UpdateReport((digest,), (), time.monotonic() - begin)
         with self._whole.update():
             trace = in_passes(updates, self._pass)
         self.arena.version += len(updates)
-        digests = tuple((self._digest_of_untrained + digest) % 2**64 for digest in trace.digests)
+        untouched = self._digest_of_untrained + self.unheld
+        digests = tuple((untouched + digest) % 2**64 for digest in trace.digests)
         return UpdateReport(digests, tuple(trace.squares), time.monotonic() - begin)
 
     def reload(self) -> None:

@@ -21,6 +21,10 @@ from hpc_es.noise import BLOCK, Array, tensor_id
 from hpc_es.params import numa
 from hpc_es.params.weights import Stored, scan
 
+NEVER_TRAINED = "mtp.*"
+"""Names of the layers for multi-token prediction. Engines use them for speculative decoding alone, so no fitness
+depends on them: updates would make a random walk of them. The digest covers them like any other tensor."""
+
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -63,7 +67,9 @@ def lay_out(
     if not any(slot.trained for slot in slots):
         raise ModelError(
             f"model.include={list(include)} and model.exclude={list(exclude)} leave nothing to train of the "
-            f"{len(slots)} tensors in {path}" + (f", such as {slots[0].stored.name}" if slots else "")
+            f"{len(slots)} tensors in {path}"
+            + (f", such as {slots[0].stored.name}" if slots else "")
+            + f" ({NEVER_TRAINED} never is: no engine computes with it)"
         )
     for kept in optimisers.STATE[optimiser]:
         for number, slot in enumerate(slots):
@@ -162,5 +168,5 @@ def _refuse_equal_ids(path: str | Path, slots: Sequence[Slot]) -> None:
 
 def _in_scope(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in include) and not any(
-        fnmatchcase(name, pattern) for pattern in exclude
+        fnmatchcase(name, pattern) for pattern in (*exclude, NEVER_TRAINED)
     )

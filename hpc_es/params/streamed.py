@@ -195,6 +195,8 @@ class Streamed:
 class StreamedBase(Streamed):
     """A base (params/base.py) whose members are written from the arena through the device."""
 
+    unheld = 0
+
     def __init__(
         self,
         arena: Arena,
@@ -222,7 +224,7 @@ class StreamedBase(Streamed):
             for (theta, staged, pieces), slot in zip(self._writes, self._ring.slots(), strict=False):
                 copied = lanes.submit("in", partial(_copy, [staged], [theta]), slot.free)
                 slot.free = [lanes.submit("compute", partial(pieces.perturb, noisy, total), [copied])]
-        return (int(total) + self._state_digest()) % 2**64
+        return (int(total) + self._state_digest() + self.unheld) % 2**64
 
     def _write(
         self, part: Region, live: torch.Tensor, buffer: torch.Tensor
