@@ -103,9 +103,9 @@ class Witnesses:
         for head in heads:
             if head.run_id != started.run_id:
                 raise JournalDamaged(
-                    f"{frames.path} (offset 0) is of the run {started.run_id!r}, but {head.path} of the same generation "
-                    f"is of {head.run_id!r}: one of them is from another run. Restore the journal from a copy, or "
-                    f"remove {head.path}"
+                    f"{frames.path} (offset 0) is of the run {started.run_id!r}, but {head.path} of the same "
+                    f"generation is of {head.run_id!r}: one of them is from another run. Restore the journal from a "
+                    f"copy, or remove {head.path}"
                 )
         further = [head for head in heads if head.num_bytes > frames.end]
         newer = [version for version in self.versions if self._is_newer(version)] if is_newest else []
