@@ -30,6 +30,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "sliding_window": None},
     "qwen3_moe": {**EXPERTS, "decoder_sparse_step": 1},
     "qwen3_next": {**EXPERTS, **HYBRID, "shared_expert_intermediate_size": 32},
+    "qwen3_5_text": {**HYBRID, "tie_word_embeddings": True},
+    "qwen3_5_moe_text": {**EXPERTS, **HYBRID, "shared_expert_intermediate_size": 32},
 }
 """What is not common to all of them."""
 COMMON = {
@@ -51,8 +53,13 @@ def write_family(name: str, folder: Path, **others: Any) -> Path:
     """A model of the family, with other settings where given; returns `folder`."""
     write_tiny_llama(folder)
     config = AutoConfig.for_model(name.removesuffix("_untied"), **COMMON | FAMILIES[name] | others)
+    return save_random(AutoModelForCausalLM, config, folder)
+
+
+def save_random(auto: Any, config: Any, folder: Path) -> Path:
+    """Random weights of the model that the auto class makes of the config, norms included; returns `folder`."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).float()
+    model = auto.from_config(config).float()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)

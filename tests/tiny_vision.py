@@ -4,6 +4,7 @@ Its image processor scales an image to 56 x 56 pixels, which become 4 tokens; it
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,8 +27,8 @@ CHAT_TEMPLATE = (
 def write_tiny_vision(folder: Path, *, seed: int = 0) -> Path:
     """Returns `folder`."""
     write_tiny_llama(folder, seed=seed, tied=False)
-    text = _read(folder / "config.json")
-    image_token = _add_tokens(folder)
+    text = read(folder / "config.json")
+    image_token = add_tokens(folder, SPECIAL, CHAT_TEMPLATE)
     vision = {
         "model_type": "idefics3_vision",
         "hidden_size": HIDDEN,
@@ -59,8 +60,8 @@ def write_tiny_vision(folder: Path, *, seed: int = 0) -> Path:
             "max_image_size": {"longest_edge": SIDE},
         },
     }
-    _write(folder / "config.json", config)
-    _write(folder / "processor_config.json", processor)
+    write(folder / "config.json", config)
+    write(folder / "processor_config.json", processor)
     save_file(_tensors(seed), folder / "model.safetensors", {"format": "pt"})
     return folder
 
@@ -94,21 +95,21 @@ def _normal(rng: np.random.Generator, shape: tuple[int, ...], centre: float = 0.
     return (centre + 0.12 * rng.standard_normal(shape)).astype(np.float32)
 
 
-def _add_tokens(folder: Path) -> int:
-    """The tokens of images, behind the tokenizer's own; returns the id of `<image>`."""
-    tokenizer = _read(folder / "tokenizer.json")
+def add_tokens(folder: Path, names: Sequence[str], chat_template: str) -> int:
+    """Add special tokens behind the tokenizer's own, and a chat template that uses them; returns the first's id."""
+    tokenizer = read(folder / "tokenizer.json")
     first = len(tokenizer["model"]["vocab"])
     like = tokenizer["added_tokens"][0]
-    tokenizer["added_tokens"] += [{**like, "id": first + place, "content": name} for place, name in enumerate(SPECIAL)]
-    _write(folder / "tokenizer.json", tokenizer)
-    settings = _read(folder / "tokenizer_config.json")
-    _write(folder / "tokenizer_config.json", {**settings, "chat_template": CHAT_TEMPLATE})
+    tokenizer["added_tokens"] += [{**like, "id": first + place, "content": name} for place, name in enumerate(names)]
+    write(folder / "tokenizer.json", tokenizer)
+    settings = read(folder / "tokenizer_config.json")
+    write(folder / "tokenizer_config.json", {**settings, "chat_template": chat_template})
     return first
 
 
-def _read(path: Path) -> dict:
+def read(path: Path) -> dict:
     return json.loads(path.read_text())
 
 
-def _write(path: Path, value: dict) -> None:
+def write(path: Path, value: dict) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")

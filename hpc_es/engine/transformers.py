@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar, cast
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, DynamicCache
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.base import Completion, EngineInfo
@@ -28,6 +29,7 @@ from hpc_es.errors import EngineError, ModelError
 from hpc_es.es.optimiser import Kind
 from hpc_es.es.records import Member
 from hpc_es.noise import threads as kernel_threads
+from hpc_es.params.weights import read_config
 
 T = TypeVar("T")
 
@@ -123,15 +125,16 @@ class _Live(Live):
         super().__init__(config, optimiser)
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(config.path, local_files_only=True)
-            model = AutoModelForCausalLM.from_pretrained(config.path, dtype=self._dtype, local_files_only=True)
+            model = _model_class(config.path).from_pretrained(config.path, dtype=self._dtype, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"transformers cannot load {config.path}: {error}") from error
         self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval().requires_grad_(False)
         self.ends = end_tokens(self.tokenizer, model.generation_config)
         self._by_name = dict(model.named_parameters(remove_duplicate=False))
-        if missing := [name for name in self.arena.names if name not in self._by_name]:
+        shapes = {name: tuple(parameter.shape) for name, parameter in self._by_name.items()}
+        if missing := [name for name in self.arena.trained if shapes.get(name) != self.arena.shape(name)]:
             raise EngineError(
-                f"transformers has no parameter {missing[0]} of the checkpoint ({len(missing)} such); use vllm"
+                f"transformers has no parameter {missing[0]} as it is in the checkpoint ({len(missing)} such); use vllm"
             )
         loaded = self._fingerprints()
         poison(model.named_parameters())
@@ -145,7 +148,8 @@ class _Live(Live):
         """Write a member, or the centre, into the model's own storage."""
         tensors = self.arena.stream(member, self._config.dtype)
         for name, array in tensors:
-            self._by_name[name].copy_(torch.from_numpy(array).view(self._dtype))
+            if name in self._by_name:  # tensors that are not trained may be missing
+                self._by_name[name].copy_(torch.from_numpy(array).view(self._dtype))
         self.digest = tensors.digest
 
     def differing(self, member: Member | None) -> list[str]:
@@ -191,7 +195,9 @@ class _Live(Live):
             # Padding stands behind the tokens that are scored, which therefore do not see it.
             rows = torch.tensor([[*answer[:-1], *[0] * (width + 1 - len(answer))] for answer in batch])
             shared = copy.deepcopy(cache)
-            shared.batch_repeat_interleave(len(batch))
+            shared.reorder_cache(
+                torch.zeros(len(batch), dtype=torch.long)
+            )  # repeats the states of linear attention too
             logits = self.model(rows.to(self.model.device), past_key_values=shared, use_cache=True).logits
             scores = logits.float().log_softmax(-1).cpu()
             for row, answer in enumerate(batch):
@@ -209,6 +215,11 @@ class _Live(Live):
         ids = torch.tensor([tokens], device=self.model.device)
         output = self.model(ids, past_key_values=cache, use_cache=cache is not None, logits_to_keep=1)
         return cast(torch.Tensor, output.logits[0, -1].float().cpu())
+
+
+def _model_class(path: str) -> Any:
+    """The class that has every tensor of the checkpoint: the language model of one that sees is only part of it."""
+    return AutoModelForImageTextToText if "vision_config" in read_config(Path(path)) else AutoModelForCausalLM
 
 
 def _use_threads(threads: int) -> None:

@@ -5,9 +5,11 @@ Invariant: a setting has one place. Arguments and environment variables that oth
 
 import dataclasses
 import difflib
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from hpc_es.config.schema import EngineConfig, ModelConfig
 from hpc_es.errors import ConfigError, EngineError
 from hpc_es.params.arena import CAST, Arena
 from hpc_es.params.room import gets_room, share_beside
+from hpc_es.params.weights import read_config, text_config
+
+log = logging.getLogger(__name__)
 
 _CPU_KV_CACHE_MIB = 256
 
@@ -68,6 +73,8 @@ def arguments(model: ModelConfig, engine: EngineConfig, extension: str, arena: A
     if engine.block_size is not None:
         ours["block_size"] = engine.block_size
     if current_platform.is_cpu():
+        if has_gated_delta_nets(read_config(Path(model.path))):
+            _fit_gated_delta_nets(model, ours)
         # A prompt that is computed in two steps makes vLLM rewind its request's generator, which a CPU's cannot: the
         # engine dies. Unsplit prompts also keep an answer independent of how many prompts came at once.
         ours["enable_chunked_prefill"] = False
@@ -84,6 +91,23 @@ def arguments(model: ModelConfig, engine: EngineConfig, extension: str, arena: A
     return ours | engine.extra
 
 
+def has_gated_delta_nets(described: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a model with linear attention as in Qwen3-Next and Qwen3.5."""
+    return "linear_key_head_dim" in (text_config(dict(described)) or described)
+
+
+def _fit_gated_delta_nets(model: ModelConfig, ours: dict[str, Any]) -> None:
+    """Change arguments to what vLLM's CPU backend can do. Errors: ConfigError for model.dtype."""
+    if model.dtype != "bfloat16":
+        raise ConfigError(
+            f"model.dtype={model.dtype}: vLLM's CPU backend computes the linear attention of this model in bfloat16 "
+            "alone; set model.dtype=bfloat16, or engine.kind=transformers for other types"
+        )
+    if ours["enable_prefix_caching"]:
+        log.warning("no prefixes are cached: vLLM's CPU backend cannot for linear attention while prompts are unsplit")
+        ours["enable_prefix_caching"] = False
+
+
 def _gpu_share(model: ModelConfig, engine: EngineConfig, arena: Arena) -> float | None:
     """Of a GPU's memory, for vLLM; None: what it usually takes."""
     theta, weights = arena.num_bytes, arena.num_parameters * CAST[model.dtype].itemsize
@@ -98,8 +122,13 @@ def launch(arguments: dict[str, Any], environment: dict[str, str]) -> AsyncLLM:
         with _inherited(environment):
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     except Exception as error:  # configuration, memory, a worker that died: vLLM has no common base for them
+        hint = ""
+        if "failed to be inspected" in str(error) and find_spec("torchvision") is None:
+            hint = (
+                ". Qwen3.5 and most models that see images need torchvision, which is missing: docs/model-families.md"
+            )
         raise EngineError(
-            f"vLLM did not start: {type(error).__name__}: {error}. Its log above has the cause"
+            f"vLLM did not start: {type(error).__name__}: {error}. Its log above has the cause{hint}"
         ) from error
 
 
