@@ -126,7 +126,7 @@ def counterfactual(
     config = changed_config(run, history.config, overrides)
     changes = tuple(_changes(history.config, config, drop))
     if not changes:
-        raise ConfigError("nothing is changed: say what, e.g. --shaping centred_ranks, or --drop stale")
+        raise ConfigError("nothing would change: give an option, e.g. --shaping centred_ranks, or --drop stale")
     ranges = sample_ranges(history.config, sample) if sample else ()
     lines, committed, others = [], list[Direction](), list[Direction]()
     for commit in history.commits:

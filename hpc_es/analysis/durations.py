@@ -328,7 +328,7 @@ def _values(text: str, kind: str, rest: str) -> dict[str, float]:
         try:
             number = _number(value) if key not in ("sigma", "shared", "eval") else float(value)
         except ValueError as error:
-            raise ConfigError(f"--durations {text}: {item!r} is no number, and no duration like 90s or 2h") from error
+            raise ConfigError(f"--durations {text}: {item!r} is not a number or a duration like 90s") from error
         if not math.isfinite(number):
             raise ConfigError(f"--durations {text}: {item!r} must be a finite number")
         if number < 0 or (key == first and number == 0):

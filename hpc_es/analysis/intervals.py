@@ -47,7 +47,9 @@ def wilson(successes: float, trials: int, confidence: float = 0.95) -> Interval:
     0 < confidence < 1.
     """
     if not 0 <= successes <= trials or trials < 1:
-        raise ConfigError(f"{successes} successes of {trials} trials are no rate: from 0 to all of at least 1 trial")
+        raise ConfigError(
+            f"{successes} successes of {trials} trials are not a rate: take at least 1 trial, and no more successes"
+        )
     z = NormalDist().inv_cdf(_levels(confidence)[1])
     rate, weight = successes / trials, z * z / trials
     centre, half = rate + weight / 2, math.sqrt(weight * (rate * (1 - rate) + weight / 4))

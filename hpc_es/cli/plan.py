@@ -258,7 +258,7 @@ def _phase_lines(settings: "Config", made: "Plan") -> list[Line]:
         ("turns", _seconds(takes.turns), "environment, tokeniser, requests"),
         ("besides", _seconds(takes.member), "calls to the engine"),
         ("an evaluation", _seconds(takes.evaluation), f"mean; {es.population:,} make an update"),
-        ("head's update", _seconds(takes.head_update), f"workers go on meanwhile; {at_head}"),
+        ("head's update", _seconds(takes.head_update), f"workers continue meanwhile; {at_head}"),
         ("checkpoint", _seconds(takes.checkpoint), f"every {plural(settings.checkpoint.every, 'update')}"),
     ]
 

@@ -173,7 +173,7 @@ class _Builder:
         if len(self.open) > MAX_DEPTH:  # aliases reach deeper than the text
             raise ConfigError(_too_deep(self.source))
         if self.num_values > MAX_VALUES:
-            raise ConfigError(f"{self.source}: more than {MAX_VALUES} values, aliases counted, are no configuration")
+            raise ConfigError(f"{self.source}: more than {MAX_VALUES} values, counting aliases; use fewer")
         self.open.add(id(node))
         try:
             return self._build(node)

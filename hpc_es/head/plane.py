@@ -137,7 +137,7 @@ class Plane:
             backend, why = "gloo", f"{self._nccl_failures} groups in a row did not come up with NCCL"
         if why and why != self._told:
             self._told = why
-            self._note("warning", "the collective plane uses Gloo in place of NCCL", why)
+            self._note("warning", "the collective plane uses Gloo instead of NCCL", why)
         return backend
 
     # --- theta for those who join ----------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def evaluate(
         refuse_another_evaluation(later.earlier[0], config, later.path)
         settle_tasks(recorded.paths.later_eval_tasks(name), config, has_begun=True)
         left = what_is_left(config, chosen, later.earlier)
-        announce(config, left, f"{later.path}: if it is stopped, the same command with --name {name} goes on", say)
+        announce(config, left, f"{later.path}: if it is stopped, the same command with --name {name} resumes it", say)
         if left:
             keep = TrajectoryFile(recorded.paths.later_eval_trajectories(name), WORKER).append
             asyncio.run(_evaluate(replace(recorded, config=config), left, later.append, keep, say))

@@ -93,7 +93,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a Hugging Face folder. Errors: ModelError."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise ModelError(f"model.path {folder} is no folder; `hpc-es model get` fetches a model, or name a local one")
+        raise ModelError(f"model.path {folder} is not a directory; run `hpc-es model get`, or name a local model")
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def scan_file(path: Path) -> list[Stored]:
     try:
         total = path.stat().st_size
         if not path.is_file():
-            raise ModelError(f"{path} is no file, but a directory or a device; fetch the model again")
+            raise ModelError(f"{path} is not a regular file; fetch the model again")
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(_MAX_HEADER, total - 8):
@@ -150,7 +150,7 @@ def _entry(name: str, entry: Any, path: Path, begin: int) -> tuple[Stored, int]:
         raise ModelError(f"{path} is damaged: {name[:200]!a} {why}; fetch it again")
 
     if not _is_text(name):
-        refuse("is a name that is no text")
+        refuse("is a name that is not text")
     if not isinstance(entry, dict):
         refuse(f"has {reprlib.repr(entry)} for type, shape and place")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")

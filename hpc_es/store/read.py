@@ -43,7 +43,7 @@ def read(path: str | Path) -> "Run":
     hdf5 = paths.hdf5 if path.is_dir() else path
     in_run_folder = bool(paths.segments()) and hdf5.name == paths.hdf5.name
     if not in_run_folder and not hdf5.is_file():
-        raise ConfigError(f"{path} is no run: give a run folder (it has journal.1.hpcj) or a run.h5")
+        raise ConfigError(f"{path} is not a run: give a run folder (it has journal.1.hpcj) or a run.h5")
     return Run(hdf5, paths if in_run_folder else None)
 
 

@@ -203,6 +203,6 @@ def _explained(faults: Sequence[Any], origin: str) -> Iterator[str]:
         if fault["type"] == "extra_forbidden":
             close = difflib.get_close_matches(key, Assumptions.model_fields, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(Assumptions.model_fields)}"
-            yield f"{key} is no assumption of a plan: {hint}"
+            yield f"{key} is not an assumption of a plan: {hint}"
         elif fault["type"] != "missing":
             yield f"{key}={fault['input']}: {fault['msg']}"
