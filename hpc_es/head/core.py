@@ -440,7 +440,7 @@ class Core:
             while (worker := self.crew.first_idle()) is not None and (entry := self._next_entry()) is not None:
                 self._lease(entry, worker)
                 self._send(worker.name, messages.Work(entry.assignment))
-        for worker in self.crew.going_home():
+        for worker in self.crew.dismissed_and_done():
             self._send(worker.name, messages.Leave(worker.dismissal or "", False, drained=True))
             self._lose(worker.name, worker.dismissal or "")
         self._exit_if_done()
