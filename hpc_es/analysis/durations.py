@@ -270,7 +270,7 @@ def _not_negative(seconds: "pd.Series[float]") -> list[float]:
 MAX_S = 1e9
 """Thirty years: beyond it a clock in seconds loses what is short beside it."""
 _MAX = {"sigma": 5, "shared": 1}
-"""Of values that are no durations; shared is a part of the variance."""
+"""Largest values of parameters that are not durations; shared is a part of the variance."""
 _DISTRIBUTIONS = {"lognormal": ("median", "sigma", "shared"), "constant": ("seconds",)}
 _COSTS = {
     "update": "a worker applies one update",

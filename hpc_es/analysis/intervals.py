@@ -31,7 +31,7 @@ _DETECTABLE = 1.96 + 0.84
 """Standard errors that a difference must have to be found in 80 % of all trials, at the two-sided level of 5 %."""
 LEVEL = 0.05
 MAX_TASKS = 1_000_000
-"""Of the tasks that a verdict names as needed: beyond it the difference is as good as none."""
+"""Largest number of tasks that a verdict names as needed: beyond it the difference is as good as none."""
 
 
 class Interval(NamedTuple):

@@ -34,11 +34,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class VersionLine:
-    """What is known of theta_version."""
+    """Digests and checks of theta_version."""
 
     version: int
     digest: int
-    """Of theta as rebuilt here."""
+    """Digest of theta as rebuilt here."""
     recorded: int | None
     """What the run recorded; None when it ended before that."""
     update_norm: float

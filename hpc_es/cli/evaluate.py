@@ -170,7 +170,7 @@ def _holds(folder: str, file: str) -> bool:
 
 
 def _name(model: str, asked: "Asked") -> str:
-    """Of the folder of a model's evaluation: the model and the tasks."""
+    """Name of the folder of a model's evaluation: the model and the tasks."""
     words = [Path(model).resolve().name if Path(model).is_dir() else model, asked.task.stem if asked.task else ""]
     return re.sub("[^A-Za-z0-9._-]+", "-", "-".join(words)).strip("-._")
 

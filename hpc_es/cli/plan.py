@@ -28,7 +28,7 @@ GIB = 2**30
 NAME_WIDTH, NUMBER_WIDTH, BASIS_WIDTH = 28, 10, 10
 """So that the tables stand in line."""
 SHOWN_FROM = 0.0005
-"""Of shares, as they are rounded."""
+"""Smallest share that is shown, given the rounding."""
 RATIOS = ("an update, over GRPO's", "all updates, over GRPO's")
 LEGEND = (
     "prediction: follows from the configuration and the assumptions; fit: chosen so that it meets a published number. "

@@ -15,7 +15,7 @@ from hpc_es.config.es import EsConfig, StalenessConfig, Sync, Tail
 from hpc_es.config.fields import Model, Seconds, file_name
 
 MAX_REPEATS = 1024
-"""Of a task in one evaluation: all of them are planned at once."""
+"""Most repeats of a task in one evaluation: all of them are planned at once."""
 
 
 class RunConfig(Model):
@@ -196,7 +196,7 @@ class TransportConfig(Model):
     interface: str | None = None
     """Network interface, as in NCCL_SOCKET_IFNAME."""
     heartbeat: Seconds = 2.0
-    """Between two signs of life of a worker; results that were not acknowledged are sent again as often."""
+    """Interval of a worker's heartbeats; unacknowledged results are resent at this interval."""
     heartbeat_timeout: Seconds = 30.0
     """A worker that is silent for so long has lost its lease."""
     lease_timeout: Seconds = 3600.0

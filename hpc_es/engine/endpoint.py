@@ -127,7 +127,7 @@ class EndpointEngine(Engine):
 
     @property
     def digest(self) -> int:
-        """Of the URL and the model's name: nobody here can see its bits."""
+        """Digest of the URL and the model's name, since the model's bits are not accessible."""
         return self._digest
 
     async def load(self, checkpoint: Path | None) -> None:

@@ -39,7 +39,7 @@ RUN = "run"
 """The source of what a run folder's own journal has."""
 WORKER = "hpc-es eval"
 PROGRESS_S = 15.0
-"""Between two lines of progress."""
+"""Seconds between two lines of progress."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "e
 _MAX_HEADER = 100 * 2**20
 _MAX_SIZE = 2**48
 _MAX_DIMENSIONS = 32
-"""Of numpy before version 2."""
+"""Most dimensions in numpy before version 2."""
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -37,7 +37,7 @@ _BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-"""Of one element. Types that the format gains later are only checked for their place."""
+"""Bytes of one element. Tensors of types that the format gains later are checked only for their position."""
 
 
 @dataclass(frozen=True)

@@ -403,7 +403,7 @@ def _refuse_other_name(generation: int, segment: _Segment) -> None:
         raise damaged(
             segment.path,
             0,
-            f"its first record is of generation {segment.started.generation}: it was renamed, or comes from another run",
+            f"its first record is of generation {segment.started.generation}: it was renamed, or is from another run",
         )
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LETTERS = "ABCDEFGHIJ"
 SEED = 2357
 MAX_TOKENS = 1024
-"""Of a generated answer."""
+"""Most tokens of a generated answer."""
 NO_ANSWER = ""
 _ANSWERS = (
     re.compile(r"answer is \(?([A-J])\)?"),
@@ -93,7 +93,7 @@ class Examples:
     definition: Definition
     rows: tuple[MmluPro | HellaSwag, ...]
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file."""
     num_available: int
 
 
