@@ -18,7 +18,7 @@ from hpc_es import bounds
 from hpc_es.allowance import Allowance
 from hpc_es.analysis import verify
 from hpc_es.es.records import Episode, EvalId, Result
-from hpc_es.head import checks, core
+from hpc_es.head import checks
 from hpc_es.head.events import Tick
 from hpc_es.paths import RunPaths
 from hpc_es.store import read
@@ -387,7 +387,7 @@ def test_nobody_can_lease_more_than_one_evaluation():
 
 
 def test_the_answer_to_a_fetch_has_a_bounded_size(monkeypatch):
-    monkeypatch.setattr(core, "MAX_COMMIT_MEMBERS", 8)
+    monkeypatch.setattr("hpc_es.transport.limits.MEMBERS_PER_ANSWER", 8)
     stage = Stage(make_config(run={"num_updates": 5}))
     worker = stage.add_worker("seat-0")
     while stage.core.ledger.version < 5:

@@ -37,7 +37,7 @@ _BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-"""Bytes of one element. Tensors of types that the format gains later are checked only for their position."""
+"""Bits of one element. Tensors of types that the format gains later are checked only for their position."""
 
 
 @dataclass(frozen=True)
