@@ -18,7 +18,7 @@ from hpc_es import bounds
 from hpc_es.allowance import Allowance
 from hpc_es.analysis import verify
 from hpc_es.es.records import Episode, EvalId, Result
-from hpc_es.head import checks
+from hpc_es.head import checks, core
 from hpc_es.head.events import Tick
 from hpc_es.paths import RunPaths
 from hpc_es.store import read
