@@ -1,9 +1,9 @@
-"""What a field may hold, stated in its type, and the check of a whole struct.
+"""Rules for the fields of a struct, stated in their types, and the functions that check them.
 
     turns: Annotated[int, Between(0, 2**31 - 1)]
 
-Decoding does not look at these rules, so that a journal which breaks one can still be read. `fault` does, for all who
-must not believe what was sent. Free text breaks no rule; `tidied` cuts and escapes it.
+Decoding ignores these rules, so that a journal which breaks one can still be read. `fault` checks them, for code that
+must not trust what was sent. Free text breaks no rule; `tidied` cuts and escapes it.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ class Fault(NamedTuple):
     """A field that breaks its rule."""
 
     field: str
-    """With its path: result.episodes[3].turns."""
+    """Name with its path: result.episodes[3].turns."""
     value: object
     rule: str
 
@@ -37,12 +37,12 @@ class Fault(NamedTuple):
 
 
 class Rule(Protocol):
-    """Its text, str(rule), follows "must be"."""
+    """A rule for one field. Its text, str(rule), follows "must be"."""
 
     def admits(self, value: Any) -> bool: ...
 
     def strict(self, plain: Any) -> Any:
-        """The type that has msgspec check the rule; `plain` where it cannot."""
+        """The type that makes msgspec check the rule; `plain` if msgspec cannot."""
         ...
 
 
@@ -60,13 +60,15 @@ class Between:
         return self.least <= value <= self.most
 
     def strict(self, plain: Any) -> Any:
-        # A bound of msgspec's has 63 bits at most; and what was decoded is not above 64 bits.
+        # msgspec takes bounds of at most 63 bits, and decoded integers have at most 64 bits anyway.
         most = None if self.most >= 2**63 and plain is int else self.most
         return Annotated[plain, Meta(ge=self.least, le=most)]
 
 
 @dataclass(frozen=True)
 class OneOf:
+    """One of a fixed set of words."""
+
     words: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -116,7 +118,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Text:
-    """Free text for people: any is admitted, and `tidied` cuts it to so many characters."""
+    """Free text for people. Any text is admitted; `tidied` cuts it to `most_characters`."""
 
     most_characters: int = 2000
 
@@ -131,9 +133,9 @@ class Text:
 
 
 def fault(struct: Struct) -> Fault | None:
-    """The first field that breaks its rule, in `struct` or in a struct below it."""
+    """The first field that breaks its rule, in `struct` or in a struct inside it; None if there is none."""
     strict, beside = _strictly(type(struct))
-    try:  # msgspec does in a microsecond what takes Python ten
+    try:  # msgspec takes a microsecond where Python takes ten
         msgspec.convert(struct, strict, from_attributes=True)
     except msgspec.ValidationError:
         return next(_faults(struct, type(struct), ""), None)
@@ -145,7 +147,7 @@ def fault(struct: Struct) -> Fault | None:
 
 @lru_cache
 def _strictly(kind: type[Struct]) -> tuple[type[Struct], list[tuple[str, Rule]]]:
-    """The same struct as msgspec checks it, and the fields whose rules it cannot check."""
+    """The same struct with types that msgspec checks, and the fields whose rules msgspec cannot check."""
     hints = get_type_hints(kind, include_extras=True)
     strict = msgspec.defstruct(kind.__name__, [(name, _strict(hint)) for name, hint in hints.items()], gc=False)
     beside = [(name, shape(hint)[1]) for name, hint in hints.items() if isinstance(shape(hint)[1], Name | Facts)]
@@ -163,13 +165,13 @@ def _strict(hint: Any) -> Any:
         case "struct", kind:
             strict, beside = _strictly(kind)
             if beside:
-                raise TypeError(f"{kind.__name__} stands in another struct, where its {beside[0][0]} is not checked")
+                raise TypeError(f"{kind.__name__} is inside another struct, where its {beside[0][0]} is not checked")
             return strict
     return Any
 
 
 def _faults(value: Any, hint: Any, path: str) -> Iterator[Fault]:
-    """All that breaks a rule in a value of this type."""
+    """All fields that break a rule in a value of this type."""
     match shape(hint):
         case "ruled", rule if not rule.admits(value):
             yield Fault(path, value, str(rule))
@@ -187,7 +189,7 @@ def _faults(value: Any, hint: Any, path: str) -> Iterator[Fault]:
 
 
 def tidied(struct: AnyStruct) -> AnyStruct:
-    """The same with every free text cut and escaped, also those of structs below it."""
+    """The struct with every free text cut and escaped, also in structs inside it."""
     changes = {}
     for name, tidy in _tidyings(type(struct)):
         value = getattr(struct, name)
@@ -219,7 +221,7 @@ def _tidying_of(hint: Any) -> Callable[[Any], Any] | None:
 
 
 def shape(hint: Any) -> tuple[str, Any]:
-    """What a type is to us, and the rule or type in it."""
+    """Classify a type hint: (kind of hint, the rule or type in it)."""
     origin = get_origin(hint)
     if origin is Annotated:
         return "ruled", hint.__metadata__[0]

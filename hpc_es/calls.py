@@ -1,8 +1,8 @@
-"""Which calls of environments are running, in memory that a process shares with the parent that forked it.
+"""Record which environment calls are running, in memory that a process shares with its parent.
 
-An environment can end the process that plays it: os._exit, a crash in C code, the kernel when memory is short. Then
-nobody inside is left to say what happened; the parent reads it here (hpc_es/launch/witness.py). Invariant: noting a
-call costs a microsecond or two and never fails, since it happens around every step.
+An environment can end the process that runs it: os._exit, a crash in C code, a kill by the kernel when memory is short.
+That process can then no longer report what happened, so its parent reads it here (hpc_es/launch/witness.py).
+Invariant: noting a call costs a microsecond or two and never fails, since it happens around every step.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from typing import NoReturn
 from hpc_es.errors import EngineError
 
 NUM_SLOTS = 512
-"""Calls at once that are noted; what goes beyond is not."""
+"""Calls that can be noted at the same time; further ones are not."""
 SLOT_BYTES = 256
 MAX_WORDS = 1000
-"""Bytes of the last words of a process."""
+"""Most bytes of the last message of a process."""
 MAX_NAMED = 5
-"""Calls that a message names."""
+"""Most calls that a message names."""
 EXIT_DIED = 5
 """Exit code of a process that did not end by its own decision."""
 
@@ -41,23 +41,23 @@ _SIZE = _SLOTS_AT + NUM_SLOTS * SLOT_BYTES
 
 
 def grace_s(limit_s: float) -> float:
-    """How long after its time limit a call is still left to the process itself."""
+    """Seconds after its time limit during which the process itself should still end a call."""
     return min(limit_s, 30.0) + 1.0
 
 
 class Calls:
-    """The calls of one process, and how it ended. From any thread."""
+    """The running calls of one process, and how the process ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _SIZE)
         self._free = list(range(NUM_SLOTS))  # append and pop are atomic
         self.is_watched = False
-        """A parent reads this when the process ends."""
+        """Whether a parent reads this when the process ends."""
 
     # --- by the process that makes the calls -------------------------------------------------------------------
 
     def begin(self, what: str, limit_s: float = math.inf) -> int:
-        """Note a call that may take `limit_s`; the slot is for `end`."""
+        """Note a call that may take `limit_s`; pass the returned slot to `end`."""
         try:
             slot = self._free.pop()
         except IndexError:
@@ -87,11 +87,11 @@ class Calls:
             self.end(slot)
 
     def decide_to_end(self, code: int) -> None:
-        """Whatever ends this process from here on, it wanted to end with this code."""
+        """Record that this process intends to exit with this code, however it ends from here on."""
         self._memory[: _END.size] = _END.pack(True, code)
 
     def die(self, words: str) -> NoReturn:
-        """End at once, where this process can no longer do anything else. Errors: EngineError when nobody watches."""
+        """Exit at once with a last message for the parent. Errors: EngineError when no parent is watching."""
         if not self.is_watched:
             raise EngineError(words)
         text = words.encode(errors="replace")[:MAX_WORDS]
@@ -100,7 +100,7 @@ class Calls:
         os._exit(EXIT_DIED)
 
     def share(self, path: Path) -> None:
-        """Keep what follows in a file, for a parent that did not fork this process."""
+        """Record calls in a file from now on, for a parent that did not fork this process."""
         with path.open("r+b") as file:
             file.truncate(_SIZE)
             self._memory = mmap.mmap(file.fileno(), _SIZE)
@@ -110,7 +110,7 @@ class Calls:
 
     @classmethod
     def of(cls, path: Path) -> "Calls":
-        """What another process shares in a file."""
+        """The calls that another process records in a file."""
         calls = cls()
         with path.open("r+b") as file:
             file.truncate(_SIZE)  # the process may have ended before it did so itself
@@ -119,21 +119,22 @@ class Calls:
 
     @property
     def wanted_code(self) -> int | None:
-        """With which exit code the process decided to end; None: it has not."""
+        """Exit code with which the process decided to end; None if it did not."""
         decided, code = _END.unpack_from(self._memory)
         return code if decided else None
 
     @property
     def last_words(self) -> str:
+        """Message of a process that called `die`; empty otherwise."""
         (length,) = _LENGTH.unpack_from(self._memory, _WORDS_AT)
         return self._text(_WORDS_AT + _LENGTH.size, length)
 
     def running(self) -> list[str]:
-        """What was noted and has not ended."""
+        """Descriptions of the calls that have not ended."""
         return [self._text(start + _SLOT.size, length) for start, deadline, length in self._slots() if deadline]
 
     def overdue(self, now: float) -> str | None:
-        """A call that the process itself should have ended by now."""
+        """A call that the process itself should have ended by now; None if there is none."""
         late = ((start, length) for start, deadline, length in self._slots() if 0 < deadline < now)
         return next((self._text(start + _SLOT.size, length) for start, length in late), None)
 
@@ -153,11 +154,11 @@ class Calls:
 
 
 CALLS = Calls()
-"""Those of this process."""
+"""The calls of this process."""
 
 
 def cause(code: int) -> str:
-    """How a process ended that did not decide to; a negative code is the signal that killed it."""
+    """How a process ended that did not decide to end. A negative code is the signal that killed it."""
     if code >= 0:
         return f"ended with code {code}"
     hint = " (out of memory, or somebody killed it)" if code == -signal.SIGKILL else ""
@@ -165,7 +166,7 @@ def cause(code: int) -> str:
 
 
 def during(calls: list[str]) -> str:
-    """Where that was."""
+    """The part of a message that names the running calls."""
     if not calls:
         return "; no call of an environment was running"
     more = f" and {len(calls) - MAX_NAMED} more" if len(calls) > MAX_NAMED else ""

@@ -1,7 +1,7 @@
-"""Where the data of tasks lie: files that are not part of hpc_es, such as WebShop's catalogue or the problems of DAPO.
+"""Find the data of tasks: files that are not part of hpc_es, such as WebShop's catalogue or the problems of DAPO.
 
-HPC_ES_DATA names the folder that holds webshop/, math/, sudoku/, retention/ and so on; where it is not set, that is
-data/ in the working directory.
+HPC_ES_DATA names the folder that holds webshop/, math/, sudoku/, retention/ and so on. The default is data/ in the
+working directory.
 """
 
 import os
@@ -14,7 +14,7 @@ DEFAULT = "data"
 
 
 def data_path(given: Path) -> Path:
-    """A file or folder of data. An absolute path is taken as it is; a relative one is looked for in the working
+    """Path of a data file or folder. An absolute path is used as it is; a relative one is looked for in the working
     directory first, as on any command line, and then in the data folder.
 
     Errors: ConfigError when a relative path is in neither.
@@ -27,5 +27,5 @@ def data_path(given: Path) -> Path:
     state = f"{VARIABLE}={root}" if root else f"{VARIABLE} is not set"
     raise ConfigError(
         f"there is no {given} in the working directory ({Path.cwd()}) and no {in_data_folder} ({state}): set "
-        f"{VARIABLE} to the folder that holds {given}, or give the whole path"
+        f"{VARIABLE} to the folder that holds {given}, or give an absolute path"
     )

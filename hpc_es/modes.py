@@ -1,8 +1,8 @@
-"""Who may read the files of a run: its owner and, with run.group_readable, the owner's group. Only the owner writes.
+"""File modes of a run: only the owner writes; the owner and, with run.group_readable, the owner's group read.
 
-Invariant: the mode of the run folder, 0700 or 0750, is the decision. Everything that this process, its children and
-the libraries that they use make while `within` the run is as open as the folder and no more, whatever the umask.
-RUN/secrets is its owner's alone; secrets.py sees to that.
+Invariant: the mode of the run folder, 0700 or 0750, decides. Files that this process, its children and their libraries
+create while `within` the run are as open as the folder and no more, whatever the umask. Only the owner can read
+RUN/secrets; secrets.py takes care of that.
 """
 
 import contextlib
@@ -16,25 +16,25 @@ _OTHERS_WRITE, _GROUP_AND_OTHERS_WRITE = 0o002, 0o022
 
 
 def make_run_folder(root: Path, *, exist_ok: bool = True) -> None:
-    """Make the folder of a run, its owner's alone until `settle`. Those above it follow the umask. Errors: OSError."""
+    """Create a run folder that only its owner can use until `settle`. Its parents follow the umask. Errors: OSError."""
     with _umask(umask() | _OTHERS_WRITE):
         root.parent.mkdir(parents=True, exist_ok=True)
     root.mkdir(mode=0o700, exist_ok=exist_ok)
 
 
 def settle(root: Path, *, group_readable: bool) -> None:
-    """Give a run folder and all in it their modes; an earlier start may have had another umask or setting."""
+    """Set the modes of a run folder and its files; an earlier start may have had another umask or setting."""
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not (name.startswith(_SECRETS) and Path(folder) == root)]
         for path in (folder, *(os.path.join(folder, name) for name in files)):
-            with contextlib.suppress(PermissionError, FileNotFoundError):  # another's file; one that has just gone
+            with contextlib.suppress(PermissionError, FileNotFoundError):  # another user's file, or just removed
                 _settle_one(path, group_readable)
 
 
 def _settle_one(path: str, group_readable: bool) -> None:
     mode = os.lstat(path).st_mode
     if stat.S_ISLNK(mode):
-        return  # what it points to may be the user's own
+        return  # it may point to a file outside the run
     mode = stat.S_IMODE(mode)
     # setgid stays: on a shared file system it gives new files the project's group
     wanted = mode & 0o7700 | ((mode & 0o500) >> 3 if group_readable else 0)
@@ -43,24 +43,25 @@ def _settle_one(path: str, group_readable: bool) -> None:
 
 
 def follow(root: Path) -> None:
-    """From here on, this process makes files as open as the run folder `root`; for those that serve one run only."""
+    """Create files as open as the run folder `root` from now on; for processes that serve one run only."""
     os.umask(_mask_of(root))
 
 
 @contextlib.contextmanager
 def within(root: Path | None) -> Iterator[None]:
-    """Meanwhile, the same; None: no run's folder, so that the umask holds. The umask is one for all threads."""
+    """As `follow`, until the block ends. None keeps the umask. All threads share the umask."""
     with _umask(umask() if root is None else _mask_of(root)):
         yield
 
 
 def keep_others_from_writing() -> None:
-    """What a command makes outside of run folders follows the umask, but is never for everyone to write."""
+    """Make files outside of run folders follow the umask, but never writable by everyone."""
     os.umask(umask() | _OTHERS_WRITE)
 
 
 def umask() -> int:
-    mask = os.umask(0o077)  # there is no way to look at it without setting it
+    """The umask of this process."""
+    mask = os.umask(0o077)  # it cannot be read without being set
     os.umask(mask)
     return mask
 

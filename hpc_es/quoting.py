@@ -1,28 +1,27 @@
-"""How words that come from outside are quoted: errors of environments, answers of servers and models, Slurm's stderr,
-messages of workers.
+"""Quote text from outside: errors of environments, replies of servers and models, Slurm's stderr, messages of workers.
 
-Whoever sends a megabyte, or control sequences, must not fill a log or drive a terminal. So what is quoted is bounded,
-is valid UTF-8, and has its control characters escaped.
+A megabyte of text, or control sequences, must not fill a log or control a terminal. So quoted text is bounded, is valid
+UTF-8, and has its control characters escaped.
 """
 
 from collections.abc import Callable
 
 MAX_QUOTE = 1000
-"""Characters of one quotation."""
+"""Most characters of one quotation."""
 MAX_MESSAGE = 8000
-"""Characters of a whole error or event."""
+"""Most characters of a whole error or event."""
 MAX_RECORD = 32_000
-"""Characters of a log record or traceback: those through vLLM and torch are long."""
+"""Most characters of a log record or traceback: those through vLLM and torch are long."""
 
 _NOTICE = 60
-"""Characters kept free for the words that stand for what was cut."""
+"""Characters reserved for the note about what was cut."""
 
 
 def quote(text: str, most: int = MAX_QUOTE) -> str:
-    """At most `most` characters of a text, all printable but for line ends and tabs.
+    """At most `most` characters of a text, all printable except line ends and tabs.
 
-    A long text loses its middle: what matters in an error is at its beginning or its end. A text that has been quoted
-    stays as it is.
+    A long text loses its middle, because what matters in an error is at its beginning or its end. Quoting a quoted text
+    again changes nothing.
     """
     if len(text) <= most and text.isprintable():
         return text
@@ -32,24 +31,24 @@ def quote(text: str, most: int = MAX_QUOTE) -> str:
 
 
 def quote_error(error: BaseException, most: int = MAX_QUOTE) -> str:
-    """Type and text of an error of someone else's code."""
+    """Type and text of an error from code that is not ours."""
     return f"{type(error).__name__}: {quote(_text_of(error, str), most)}"
 
 
 def quote_value(value: object, most: int = 200) -> str:
-    """A value of someone else's code, as it would stand in a program."""
+    """repr() of a value from code that is not ours."""
     return quote(_text_of(value, repr), most)
 
 
 def _text_of(value: object, text: Callable[[object], str]) -> str:
     try:
         return text(value)
-    except Exception:  # it is their own class, or a number of thousands of digits
+    except Exception:  # a class whose str() or repr() fails, or a number of thousands of digits
         return "(its text cannot be shown)"
 
 
 def _ends(text: str, most: int, length: int) -> str:
-    """The first and last characters, and between them how long the whole was."""
+    """The first and last characters, with a note between them that gives the original length."""
     if most <= 2 * _NOTICE:
         return text[:most]
     room = most - _NOTICE

@@ -89,4 +89,4 @@ def test_a_folder_that_is_no_run_is_named(tmp_path):
     done = subprocess.run(
         [sys.executable, "tools/bench/commit.py", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (1, f"error: {tmp_path} is no run: it has no journal.1.hpcj\n")
+    assert (done.returncode, done.stderr) == (1, f"error: {tmp_path} is not a run: it has no journal.1.hpcj\n")

@@ -101,7 +101,7 @@ def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nowhere"], "nowhere is no run folder (with config.yaml), no model folder (with config.json), and no URL"),
+        (["nowhere"], "nowhere is not a run folder (with config.yaml), a model folder (with config.json), and no URL"),
         (["run", "--versions", "0", "--version", "1"], "--versions 0 and --version 1 say it twice"),
         (["run", "--versions", "7"], "version 7 does not exist"),
         (["run", "--name", "../x"], "--name ../x must consist of letters"),
@@ -111,7 +111,7 @@ def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> N
         (["model", "--model", "x", "--task", "task.yaml"], "--model x is for runs and endpoints; model is a model"),
         (["run", "--model", "x"], "model.path=x: no such folder"),
         (["model"], "model has no tasks of its own: --task FILE"),
-        (["model", "--task", "task.yaml", "--versions", "3"], "model is no run, so that it has version 0 only"),
+        (["model", "--task", "task.yaml", "--versions", "3"], "model is not a run, so it has only version 0"),
         (["http://localhost:1/v1", "--task", "task.yaml"], "--model NAME says which of its models"),
         (["ftp://a", "--model", "m", "--task", "task.yaml"], "must be a base URL with http:// or https://"),
     ],
@@ -144,7 +144,7 @@ def test_all_recorded_evaluations_are_listed_and_compared(root: Path) -> None:
     assert answer["evaluated"][-1]["difference"]["success"]["p_value"] == 1.0
     assert "no evaluation of that version" in invoke("evals", root, "--against", f"{root}@3", code=2).stderr
     assert "must be one run" in invoke("evals", root, "--against", "a,b", code=2).stderr
-    assert "is no run" in invoke("evals", "nowhere", code=2).stderr
+    assert "is not a run" in invoke("evals", "nowhere", code=2).stderr
 
 
 def test_a_sample_of_the_episodes_is_kept_word_by_word(root: Path) -> None:

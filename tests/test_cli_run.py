@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         launcher.send_signal(signal.SIGINT)
         output = launcher.communicate()[0].decode()
         assert launcher.returncode == 3, output
-        assert "go on with: hpc-es run runs/small" in output
+        assert "resume with: hpc-es run runs/small" in output
         assert processes_of(folder / "runs/small") == []
         assert hpc_es_json("status", "runs/small")["state"] == "no head answers"
         done = hpc_es("run", "small.yaml")

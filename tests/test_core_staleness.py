@@ -289,7 +289,7 @@ def test_a_worker_that_works_on_something_else_is_not_offered_one_member_after_t
     stage.to_head.append(messages.Hello(busy.name, busy.seat, "host", 1, BASE_DIGEST, {}))  # as if it held nothing
     slow_worker(stage, busy.name)
     assert [r.reason for r in records_of(stage, journal.Voided)] == [
-        "lost: the worker does not hold it any more",
+        "lost: the worker no longer holds it",
         "lost: another is running",
     ]
     stage.run()

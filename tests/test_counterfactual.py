@@ -167,8 +167,8 @@ def test_a_cohort_that_is_dropped_whole_makes_no_update(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "complaint"),
     [
-        ([], "nothing is changed"),
-        (["es.shaping=zscore"], "nothing is changed"),
+        ([], "nothing would change"),
+        (["es.shaping=zscore"], "nothing would change"),
         (["es.population=9"], "es.population cannot be changed without new rollouts"),
         (["es.sigma=1"], "es.sigma cannot be changed without new rollouts"),
         (["es.shaping=ranks"], "es.shaping"),

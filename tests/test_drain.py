@@ -54,7 +54,7 @@ def ask(tmp_path: Path) -> Iterator[Callable[[str], str]]:
 
 
 def test_a_worker_goes_home_once_it_has_finished_what_it_holds(ask: Callable[[str], str]) -> None:
-    assert ask("0").startswith("12_0 goes home once ")
+    assert ask("0").startswith("12_0 exits when ")
 
 
 @pytest.mark.parametrize("who", ["3", "12_4", "nobody"])

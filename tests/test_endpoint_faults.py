@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_endpoint")
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (Reply(body='{"choices": [{"mess'), "sent what is no JSON"),
+        (Reply(body='{"choices": [{"mess'), "sent invalid JSON"),
         (Reply(body="<html>", headers={"content-type": "text/html"}), "sent no chat completion .*: <html>"),
         (Reply(body={}), "missing required field `choices`"),
         (Reply(body={"choices": []}), "length >= 1"),

@@ -192,7 +192,7 @@ def test_a_model_that_has_changed_meanwhile_does_not_go_on(root: Path, monkeypat
 def test_folders_that_are_something_else_are_left_alone(root: Path) -> None:
     Path("evals/full").mkdir(parents=True)
     Path("evals/full/notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="evals/full exists already and is no evaluation"):
+    with pytest.raises(ConfigError, match="evals/full exists already and is not an evaluation"):
         play_model(out="evals/full")
     with pytest.raises(ConfigError, match="run is an evaluation, or a run, of something else"):
         play_model(out="run")

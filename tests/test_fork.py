@@ -169,7 +169,7 @@ def test_the_command_says_what_begins_anew_and_how_to_start(root: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "runs/forked begins from theta_2 of runs/origin, checked by its digest" in done.stdout
     assert "es.sigma.start: 0.01 -> 0.02" in done.stdout
-    assert "schedules begin anew: update 1 of 3 has sigma 0.02, alpha 0.05" in done.stdout
+    assert "schedules start again: update 1 of 3 has sigma 0.02, alpha 0.05" in done.stdout
     assert "start it with: hpc-es run runs/forked" in done.stdout
     again = CliRunner().invoke(app, ["fork", "runs/origin", "--version", "2", "--name", "forked"])
     assert (again.exit_code, again.stdout) == (2, "")

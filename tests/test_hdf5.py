@@ -277,7 +277,7 @@ def test_a_newer_schema_is_refused_with_both_versions(root: Path) -> None:
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none", tmp_path / "none" / "run.h5"):
-        with pytest.raises(ConfigError, match="is no run"):
+        with pytest.raises(ConfigError, match="is not a run"):
             hpc_es.store.read(path)
 
 

@@ -170,7 +170,7 @@ def test_reading_a_file_of_the_first_release_has_an_end(
 ) -> None:
     monkeypatch.setattr(hdf5_tables, "_OLD_FILE_SECONDS", 0.01)
     alone = shutil.copy2(as_first_release(rebuild(root)), tmp_path / "alone.h5")
-    with pytest.raises(StoreError, match=r"did not end within .* journal of the run can rebuild it"):
+    with pytest.raises(StoreError, match=r"did not end within .* could be rebuilt from the journal"):
         hpc_es.store.read(alone)
 
 

@@ -149,7 +149,7 @@ POISON: dict[str, tuple[Callable[[Report], Report], str]] = {
     "episodes in another order": (of_episodes(lambda e: e[::-1]), "its episodes are of tasks"),
     "a digest below 0": (of_result(digest=-1), "result.digest is -1"),
     "endless seconds": (of_result(seconds_update=math.inf), "result.seconds_update is inf"),
-    "an error beside a measurement": (of_result(error=MEGABYTE), "both an error and what was measured"),
+    "an error beside a measurement": (of_result(error=MEGABYTE), "both an error and measurements"),
     "an age that is no number": (lambda r: replace(r, started_age=math.nan), "started_age is nan"),
     "an age below 0": (lambda r: replace(r, finished_age=-1.0), "finished_age is -1.0"),
     "an age beyond the run's": (lambda r: replace(r, started_age=1e8), "the run began"),
@@ -363,7 +363,7 @@ def test_events_that_were_left_out_are_summed_up():
         say(stage, messages.Arrived(worker.name, i, False, "no"))
     stage.now += 5.0
     stage.handle(Tick())
-    told = notes_of(stage).count("did not come to")
+    told = notes_of(stage).count("did not receive theta")
     assert checks.EVENTS_AT_ONCE <= told < 70
     assert f"{100 - told} events were left out: more than 60 a minute: {100 - told} of {worker.name}" in notes_of(stage)
 
@@ -387,7 +387,7 @@ def test_nobody_can_lease_more_than_one_evaluation():
 
 
 def test_the_answer_to_a_fetch_has_a_bounded_size(monkeypatch):
-    monkeypatch.setattr(core, "MAX_COMMIT_MEMBERS", 8)
+    monkeypatch.setattr("hpc_es.transport.limits.MEMBERS_PER_ANSWER", 8)
     stage = Stage(make_config(run={"num_updates": 5}))
     worker = stage.add_worker("seat-0")
     while stage.core.ledger.version < 5:

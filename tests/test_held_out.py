@@ -136,7 +136,7 @@ def test_many_horizons_are_put_together(tmp_path: Path) -> None:
 
 def test_of_older_runs_only_sudokus_with_an_option_tell_their_horizon(tmp_path: Path) -> None:
     run = staged(tmp_path)
-    with pytest.raises(NothingToShow, match=r"no tasks\.json beside this run"):
+    with pytest.raises(NothingToShow, match=r"the folder of this run has no tasks\.json"):
         plots.plot_horizon(run)
     run.attrs["config"] = run.attrs["config"].replace(
         '{"env": "sudoku"}', '{"env": "sudoku", "options": {"blanks": 7}}'

@@ -119,7 +119,7 @@ def test_an_engine_of_text_refuses_images_and_that_is_no_fault_of_the_episode() 
 
 
 def test_what_is_no_file_is_a_fault_of_the_environment() -> None:
-    with pytest.raises(EnvError, match="images that are no bytes"):
+    with pytest.raises(EnvError, match="images that are not bytes"):
         play(Seeing(), Shows(image="page.png"), settings())
 
 

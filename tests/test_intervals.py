@@ -177,7 +177,7 @@ def test_seeds_that_disagree_widen_the_interval() -> None:
 
 def test_mistakes_are_named() -> None:
     for successes, trials in ((3, 2), (-1, 2), (0, 0)):
-        with pytest.raises(ConfigError, match=f"{successes} successes of {trials} trials are no rate"):
+        with pytest.raises(ConfigError, match=f"{successes} successes of {trials} trials are not a rate"):
             wilson(successes, trials)
     with pytest.raises(ConfigError, match=r"a confidence of 95 must lie between 0 and 1, e\.g\. 0\.95"):
         wilson(1, 2, 95)

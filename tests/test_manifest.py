@@ -128,9 +128,9 @@ def test_launching_writes_the_manifest_and_going_on_compares_it(
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        (lambda task: 3, "task 0 has no proper facts"),
-        (lambda task: TaskFacts(7), "task 0 has no proper facts: Expected `str`"),  # type: ignore[arg-type]
-        (lambda task: TaskFacts("\ud800"), "task 0 has no proper facts: .* surrogates not allowed"),
+        (lambda task: 3, r"facts\(0\) must return TaskFacts"),
+        (lambda task: TaskFacts(7), r"facts\(0\) must return TaskFacts: Expected `str`"),  # type: ignore[arg-type]
+        (lambda task: TaskFacts("\ud800"), r"facts\(0\) must return TaskFacts: .* surrogates not allowed"),
         (lambda task: {}[task], "lab: facts\\(0\\) raised KeyError: 0"),
     ],
 )

@@ -40,7 +40,7 @@ def test_one_worker_makes_nothing_stale(population: int) -> None:
 
 def test_too_many_workers_waste_their_work_and_idle() -> None:
     idle, late = told(64)
-    assert "32 of the 64 workers would only ever idle" in idle
+    assert "32 of the 64 workers would only idle" in idle
     assert "about 47% of the work would come too late" in late
     assert "at most about 6 workers" in late
     assert told(6) == []

@@ -164,7 +164,7 @@ def test_the_command_prints_its_cautions_before_the_next_command():
     done = invoke(*SUDOKU, "--workers", "40", "--tokens-per-episode", "3600", "--parameters", "4.5e9")
     *_, idle, head, last = done.output.splitlines()
     assert idle.startswith("caution: ")
-    assert "8 of the 40 workers would only ever idle" in idle
+    assert "8 of the 40 workers would only idle" in idle
     assert "slurm.head.cpus=1" in head
     assert "hpc-es simulate" in last
 

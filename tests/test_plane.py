@@ -59,7 +59,7 @@ def test_nccl_that_does_not_come_up_gives_way_to_gloo() -> None:
         backends.append(opened.backend)
         theatre.plane.end_epoch(opened.epoch, "ncclSystemError")
     assert backends == ["nccl"] * NCCL_TRIES + ["gloo"]
-    assert "uses Gloo in place of NCCL" in theatre.events[NCCL_TRIES]
+    assert "uses Gloo instead of NCCL" in theatre.events[NCCL_TRIES]
 
 
 def test_the_epoch_changes_once_per_commit_and_only_with_its_members() -> None:

@@ -116,9 +116,9 @@ def test_figures_take_paths_as_well_as_runs(plot: Callable[[Any], Any], runs: di
     for given in (str(path), path, [path], {"a": path}, {"a": [str(path)]}):
         assert len(plot(given).axes) == len(plot(run).axes)
     for wrong in (3, [None], {"a": 3}):
-        with pytest.raises(ConfigError, match="is no run: give a run"):
+        with pytest.raises(ConfigError, match="is not a run: give a run"):
             plot(wrong)
-    with pytest.raises(HpcEsError, match="nowhere is no run"):
+    with pytest.raises(HpcEsError, match="nowhere is not a run"):
         plot("nowhere")
 
 

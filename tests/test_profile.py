@@ -60,7 +60,7 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "tools/bench/profile_run.py", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert re.fullmatch(rf"error: {tmp_path}/run.h5 is no run.*\n", done.stderr)
+    assert re.fullmatch(rf"error: {tmp_path}/run.h5 is not a run.*\n", done.stderr)
 
 
 def made_in(path: str) -> Callable[[Callable[[], object]], object]:

@@ -125,7 +125,7 @@ def test_what_is_absent_is_named_with_its_reason(of_the_tail: Written) -> None:
     page, folder = of_the_tail.page.read_text(), of_the_tail.page.parent
     assert page.count("Not shown:") == 6
     assert "no version has played its held-out tasks more than once" in page
-    assert "there is no tasks.json beside this run" in page
+    assert "the folder of this run has no tasks.json" in page
     assert "no good result was discarded for its lag" in page
     assert "the base model is not at hand" in page
     assert not (folder / "figures" / "drift.png").exists()
@@ -152,7 +152,7 @@ def test_a_run_h5_alone_has_no_journal_for_the_drift(
     written = write_report(read(tmp_path / "copied.h5"), tmp_path / "out")
     assert [path.stem for path in written.figures] == ["update_norms"]
     assert set(written.absent) == {"drift", "magnitudes"}
-    assert "the journal, which is not beside this run.h5" in written.absent["drift"]
+    assert "the journal, which is not in the folder of this run.h5" in written.absent["drift"]
 
 
 @pytest.mark.usefixtures("few_figures")
@@ -173,7 +173,7 @@ def test_names_are_text_and_not_html(root: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("few_figures")
 def test_mistakes_are_named(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--base 'Sink' is no condition of these runs: Tail-2"):
+    with pytest.raises(ConfigError, match="--base 'Sink' is not a condition of these runs: Tail-2"):
         write_report(read(root / "tail"), tmp_path, base="Sink")
     with pytest.raises(ConfigError, match="at least one run"):
         write_report([], tmp_path)
@@ -215,7 +215,7 @@ def test_one_run_reports_into_its_own_folder(root: Path) -> None:
 def test_a_missing_run_is_a_plain_message(tmp_path: Path) -> None:
     done = invoke(tmp_path / "nothing", "--out", tmp_path / "out")
     assert done.exit_code == 2
-    assert "nothing is no run: give a run folder (it has journal.1.hpcj) or a run.h5" in done.stderr
+    assert "nothing is not a run: give a run folder (it has journal.1.hpcj) or a run.h5" in done.stderr
     assert not (tmp_path / "out").exists()
     assert invoke("Sync=", "--out", tmp_path).exit_code == 2
 

@@ -139,7 +139,7 @@ def spoil(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (cut, "cannot be read .*copy it anew"),
+        (cut, "cannot be read .*copy it again"),
         (spoil, "line 2: label '4'"),
         (Path.unlink, "is missing; hellaswag needs"),
     ],

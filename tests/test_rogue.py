@@ -73,7 +73,7 @@ def play(deed: str, env: str = "Sudoku", step_timeout: float = 60.0) -> tuple[in
         ("reset:exit2", "ended with code 2 in a call of an environment: rogue:Sudoku: reset(0)"),
         ("close:kill", "was killed by SIGKILL (out of memory, or somebody killed it) in a call"),
         ("step:exit", "ended with code 0 in a call of an environment: rogue:Sudoku: step 1 of task 0"),
-        ("step:files", "rogue:Sudoku: step 1 of task 0 closed files and sockets of the process that plays it"),
+        ("step:files", "rogue:Sudoku: step 1 of task 0 closed files and sockets of the process that runs it"),
     ],
 )
 def test_a_call_that_ends_its_process_is_named(deed: str, what: str) -> None:

@@ -194,7 +194,7 @@ def test_progress_shows_words_of_others_as_they_are(capsys: pytest.CaptureFixtur
 def test_an_error_that_quotes_them_is_one_plain_message(folder: Path) -> None:
     result = CliRunner().invoke(app, ["status", f"none{EVIL}"])
     assert (result.exit_code, result.stderr) == (2, result.stderr)
-    assert result.stderr.startswith(f"error: none{SHOWN} is no run folder")
+    assert result.stderr.startswith(f"error: none{SHOWN} is not a run folder")
 
 
 def test_logs_are_shown_without_their_orders(folder: Path) -> None:

@@ -276,8 +276,8 @@ def test_half_an_emoji_does_not_stop_a_catalogue(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('[{"as', "cannot be read"),
-        ('[{"asin": "A1"}]', "is no WebShop product"),
-        ("[3]", "is no WebShop product"),
+        ('[{"asin": "A1"}]', "is not a WebShop product"),
+        ("[3]", "is not a WebShop product"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: str, message: str) -> None:

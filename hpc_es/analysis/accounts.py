@@ -46,7 +46,7 @@ class Simulated:
     num_discarded: int
     """Good results beyond the bound on lag."""
     discarded_share: float
-    """Of the seconds in results for updates."""
+    """Share of the seconds in results for updates that were discarded."""
     num_preemptions: int
     num_lost: int
     """Evaluations that ended with their worker."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 KS = (1, 2, 4, 8, 16, 32)
-"""Of a curve, as far as there are repeats."""
+"""Values of k in a curve, as far as there are repeats."""
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#7F7F7F", "#8C564B", "#000000")
-"""Of conditions and runs; the first are those of Okabe and Ito, which colour-blind readers can tell apart."""
+"""Colours of conditions and runs; the first are those of Okabe and Ito, which colour-blind readers can tell apart."""
 FATES = {"accepted": "#0072B2", "discarded": "#D55E00", "void": "#000000", "eval": "#BBBBBB", "other": "#56B4E9"}
 """What became of an evaluation."""
 MUTED = "#666666"
 FRESH = "#A9C4E0"
-"""Of lag 0."""
+"""Colour of lag 0."""
 DPI = 110
 
 _STYLE: dict[str, Any] = {
@@ -66,7 +66,7 @@ def _plain_figure() -> "type[Figure]":
 
 
 def colour(number: int) -> str:
-    """Of the n-th condition or run."""
+    """Colour of the n-th condition or run."""
     return COLOURS[number % len(COLOURS)]
 
 

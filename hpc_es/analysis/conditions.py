@@ -125,17 +125,17 @@ def paired(runs: Runs, base: str = "Sync", measure: Measure = "success") -> "pd.
 
 
 def markdown(table: "pd.DataFrame", measure: Measure = "success") -> str:
-    """Of `table`, with what its numbers mean below it."""
+    """Markdown of `table`, with a note on the meaning of its numbers."""
     return text(table, measure).markdown()
 
 
 def costs_markdown(table: "pd.DataFrame") -> str:
-    """Of `costs`."""
+    """Markdown of `costs`."""
     return costs_text(table).markdown()
 
 
 def paired_markdown(table: "pd.DataFrame", measure: Measure = "success") -> str:
-    """Of `paired`."""
+    """Markdown of `paired`."""
     return paired_text(table, measure).markdown()
 
 

@@ -87,7 +87,7 @@ class Line:
     num_kept: int
     cosine: float | None
     norm_ratio: float | None
-    """Of the other update to the committed one."""
+    """Norm of the other update divided by that of the committed one."""
     lag_mean: float
     exact_cosine: float | None = None
     """From the noise itself, on a sample of elements."""
@@ -99,11 +99,11 @@ class Counterfactual:
     changes: tuple[str, ...]
     """What was changed, old -> new."""
     whole_cosine: float | None
-    """Of the sum of all updates, before any optimiser: large updates count for more."""
+    """Cosine of the sums of all updates, before any optimiser: large updates count for more."""
     whole_norm_ratio: float | None
 
     def mean(self, column: str) -> float | None:
-        """Of "cosine" or "norm_ratio", over the updates that have one."""
+        """Mean of "cosine" or "norm_ratio" over the updates that have one."""
         values = [value for line in self.lines if (value := getattr(line, column)) is not None]
         return math.fsum(values) / len(values) if values else None
 
@@ -126,7 +126,7 @@ def counterfactual(
     config = changed_config(run, history.config, overrides)
     changes = tuple(_changes(history.config, config, drop))
     if not changes:
-        raise ConfigError("nothing is changed: say what, e.g. --shaping centred_ranks, or --drop stale")
+        raise ConfigError("nothing would change: give an option, e.g. --shaping centred_ranks, or --drop stale")
     ranges = sample_ranges(history.config, sample) if sample else ()
     lines, committed, others = [], list[Direction](), list[Direction]()
     for commit in history.commits:

@@ -1,8 +1,7 @@
-"""Tables as CSV files that a spreadsheet shows as what they are.
+"""Write tables as CSV files that are safe to open in a spreadsheet.
 
-Invariant: no cell is a formula. Names of runs, conditions and workers, and whatever an environment or an error said,
-end up in cells, and a spreadsheet would run what begins with `=`, `+`, `-` or `@`; such a text gets an apostrophe in
-front.
+Invariant: no cell is a formula. Names of runs, conditions and workers, and text of environments and errors, end up in
+cells. A spreadsheet would run text that begins with `=`, `+`, `-` or `@`, so an apostrophe is put in front of it.
 """
 
 import csv
@@ -27,7 +26,7 @@ def as_text(cell: Any) -> Any:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """One or more rows with the same keys. Errors: StoreError when the file cannot be written."""
+    """Write one or more rows with the same keys. Errors: StoreError when the file cannot be written."""
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -38,7 +37,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def write_frame(frame: "pd.DataFrame", path: Path) -> None:
-    """Without the index; what is missing is an empty cell. Errors: OSError."""
+    """Write a data frame without its index; missing values are empty cells. Errors: OSError."""
     texts = {str(name): frame[name].map(as_text) for name in frame.select_dtypes(exclude=["number", "bool"])}
     frame.assign(**texts).rename(columns=as_text).to_csv(path, index=False)
 

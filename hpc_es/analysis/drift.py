@@ -44,7 +44,7 @@ SIGMAS = (0.1, 0.5, 1.0, 2.0)
 _WALKERS = 2**15
 """Elements of a simulated walk, where an optimiser leaves no formula."""
 _TABLE_VARIANCE = 0.99998
-"""Of the 65,536-point Gaussian that is the noise; its standard deviation is 0.99999."""
+"""Variance of the 65,536-point Gaussian of the noise; its standard deviation is 0.99999."""
 
 
 class Walk(NamedTuple):
@@ -284,5 +284,5 @@ def _name_missing(figure: "Figure", labels: list[str]) -> None:
 
 
 def _sigma(run: Run) -> float:
-    """Of the first update."""
+    """Sigma of the first update."""
     return float(settings(run)["es"]["sigma"]["start"])

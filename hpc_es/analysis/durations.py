@@ -270,7 +270,7 @@ def _not_negative(seconds: "pd.Series[float]") -> list[float]:
 MAX_S = 1e9
 """Thirty years: beyond it a clock in seconds loses what is short beside it."""
 _MAX = {"sigma": 5, "shared": 1}
-"""Of values that are no durations; shared is a part of the variance."""
+"""Largest values of parameters that are not durations; shared is a part of the variance."""
 _DISTRIBUTIONS = {"lognormal": ("median", "sigma", "shared"), "constant": ("seconds",)}
 _COSTS = {
     "update": "a worker applies one update",
@@ -328,7 +328,7 @@ def _values(text: str, kind: str, rest: str) -> dict[str, float]:
         try:
             number = _number(value) if key not in ("sigma", "shared", "eval") else float(value)
         except ValueError as error:
-            raise ConfigError(f"--durations {text}: {item!r} is no number, and no duration like 90s or 2h") from error
+            raise ConfigError(f"--durations {text}: {item!r} is not a number or a duration like 90s") from error
         if not math.isfinite(number):
             raise ConfigError(f"--durations {text}: {item!r} must be a finite number")
         if number < 0 or (key == first and number == 0):

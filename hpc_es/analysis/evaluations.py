@@ -39,9 +39,9 @@ class Evaluated:
     success_interval: Interval
     """Wilson's where each task was played once, else a bootstrap over tasks."""
     pass_at: tuple[AtK, ...]
-    """Of success, for k up to the number of repeats."""
+    """pass@k of success, for k up to the number of repeats."""
     max_at: tuple[AtK, ...]
-    """Of reward, likewise."""
+    """max@k of reward, likewise."""
     ceiling: Ceiling | None
     """Where it is known that some of the tasks cannot succeed."""
     outcomes: "pd.DataFrame"
@@ -50,7 +50,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of an evaluation from another one."""
+    """Difference of an evaluation from another one."""
 
     reward: Paired
     success: Paired

@@ -1,7 +1,7 @@
-"""The final result of every condition beside one another: what the tables of the papers state, as a figure.
+"""Figure of the final results of all conditions, as in the tables of the papers.
 
-Invariant: as in the tables, a mean over runs never stands without its deviation, and a single run shows the standard
-error over its tasks.
+Invariant: as in the tables, a mean over runs is always shown with its standard deviation, and a single run with the
+standard error over its tasks.
 """
 
 from typing import TYPE_CHECKING
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def plot_finals(runs: Runs, measure: Measure | None = None) -> "Figure":
-    """One row per condition: the final evaluation of each run, their mean with its deviation, and theta_0.
+    """Plot one row per condition: the final evaluation of each run, their mean and deviation, and theta_0.
 
-    `measure` None is success, or fitness where no task was ever solved. Errors: NothingToShow without evaluations.
+    `measure=None` means success, or fitness if no task was ever solved. Errors: NothingToShow without evaluations.
     """
     conditions = conditions_of(runs)
     measure = measure or measure_of(run for condition in conditions for run in condition.runs)

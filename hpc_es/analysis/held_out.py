@@ -38,7 +38,7 @@ class Ceiling:
 
 
 def episodes(run: Run, version: int | None = None, source: str = "run") -> "pd.DataFrame":
-    """Of the run's own evaluations, or of a later one by its name; all versions, or one.
+    """Episodes of the run's own evaluations, or of a later one by its name; all versions, or one.
 
     The columns of `run.episodes`, with `version` for dispatch_version, and `repeat`: from 0, which episode of its
     version and task it is. In the order in which they were planned.

@@ -114,7 +114,7 @@ def _horizons(run: Run, source: str) -> dict[int, int]:
     task = settings(run).get("task", {})
     blanks = {**task.get("options", {}), **settings(run).get("eval", {}).get("options", {})}.get("blanks")
     if task.get("env") != "sudoku" or blanks is None:
-        raise NothingToShow("there is no tasks.json beside this run, which says what the horizon of a task is")
+        raise NothingToShow("the folder of this run has no tasks.json, which gives the horizon of each task")
     return dict.fromkeys(range(settings(run)["eval"]["num_tasks"]), int(blanks))
 
 

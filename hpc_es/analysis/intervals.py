@@ -31,7 +31,7 @@ _DETECTABLE = 1.96 + 0.84
 """Standard errors that a difference must have to be found in 80 % of all trials, at the two-sided level of 5 %."""
 LEVEL = 0.05
 MAX_TASKS = 1_000_000
-"""Of the tasks that a verdict names as needed: beyond it the difference is as good as none."""
+"""Largest number of tasks that a verdict names as needed: beyond it the difference is as good as none."""
 
 
 class Interval(NamedTuple):
@@ -47,7 +47,9 @@ def wilson(successes: float, trials: int, confidence: float = 0.95) -> Interval:
     0 < confidence < 1.
     """
     if not 0 <= successes <= trials or trials < 1:
-        raise ConfigError(f"{successes} successes of {trials} trials are no rate: from 0 to all of at least 1 trial")
+        raise ConfigError(
+            f"{successes} successes of {trials} trials are not a rate: take at least 1 trial, and no more successes"
+        )
     z = NormalDist().inv_cdf(_levels(confidence)[1])
     rate, weight = successes / trials, z * z / trials
     centre, half = rate + weight / 2, math.sqrt(weight * (rate * (1 - rate) + weight / 4))

@@ -1,9 +1,9 @@
-"""Whether a run's workers and its schedule fit: what the schedule's name promises, held against simulated lags.
+"""Check whether the number of workers fits the staleness schedule, by simulating the lags.
 
 Under `natural` the number of workers decides how stale results are: G workers make at most G - 1 of N results of a
 cohort stale by one version (3 of 16 with 4 workers; Hoy et al., 2026). With one worker nothing is ever stale, and with
-more than N much of the work comes too late. The real head decides in the simulation, so what is said here is what
-`hpc-es simulate CONFIG` says. All other modes fix every cohort beforehand, whatever the number of workers.
+more than N much of the work comes too late. The simulation uses the real head, so its answer agrees with
+`hpc-es simulate CONFIG`. All other modes fix every cohort in advance, whatever the number of workers.
 """
 
 import math
@@ -14,23 +14,24 @@ from hpc_es.config.schema import Config
 from hpc_es.head.planning import schedule_of
 
 DURATIONS = "lognormal:median=60,sigma=0.8"
-"""Evaluations of agents, as `hpc-es simulate` takes them where nothing else is said."""
+"""Durations of evaluations: the default of `hpc-es simulate`."""
 MAX_DISCARDED = 0.1
-"""Share of the work that may come too late without a warning."""
+"""Share of the work that may be discarded without a warning."""
 MAX_UPDATES, MAX_POPULATION = 12, 32
-"""So much is simulated, which takes a few hundredths of a second. A larger population is played at this size, with as
-many workers per member: shares stay about the same."""
+"""Size of the simulation, which takes a few hundredths of a second. A larger population is simulated at this size, with
+the same number of workers per member: the shares stay about the same."""
 NEVER_S = 1e12
 
 
 def misfits(config: Config, num_workers: int, durations: str = DURATIONS) -> list[str]:
-    """What does not fit, in sentences that name the remedy; empty where all is well. `durations`: of evaluations, as
-    `hpc-es simulate` reads them."""
+    """Warnings that say what does not fit and name the remedy; empty if all is well.
+
+    `durations`: durations of evaluations, in the format of `hpc-es simulate`."""
     return [*_too_short(config), *_idle(config, num_workers), *_not_as_named(config, num_workers, durations)]
 
 
 def most_at_once(config: Config) -> float:
-    """Members under way together, as the schedules bound them; those of fixed lags are not looked at."""
+    """Most members that the schedule allows to run at once; infinite for schedules of fixed lags."""
     population = config.es.population
     match config.staleness:
         case Sync():
@@ -42,12 +43,12 @@ def most_at_once(config: Config) -> float:
 
 
 def _too_short(config: Config) -> Iterator[str]:
-    """A fixed lag is used as soon as that old a version exists; in a short run that may be never."""
+    """A fixed lag is used as soon as a version that old exists, which a short run may never reach."""
     lag, num_updates = schedule_of(config).max_lag, config.run.num_updates
     if not isinstance(config.staleness, Natural) and lag and lag >= num_updates:
         yield (
             f"staleness.mode={config.staleness.mode} asks for results of lag {lag}, but run.num_updates={num_updates} "
-            f"is over before any can be that old: make it more than {lag}, or the lag smaller"
+            f"ends before any result can be that old: set it above {lag}, or make the lag smaller"
         )
 
 
@@ -55,7 +56,7 @@ def _idle(config: Config, num_workers: int) -> Iterator[str]:
     if num_workers > (most := most_at_once(config)):
         yield (
             f"staleness.mode={config.staleness.mode} hands out at most {most} members at once: "
-            f"{num_workers - most} of the {num_workers} workers would only ever idle or score held-out tasks"
+            f"{num_workers - most} of the {num_workers} workers would only idle or score held-out tasks, so use fewer"
         )
 
 
@@ -74,18 +75,18 @@ def _not_as_named(config: Config, num_workers: int, durations: str) -> Iterator[
         yield (
             f"with {num_workers} workers for es.population={config.es.population} and staleness.max_lag="
             f"{staleness.max_lag}, about {discarded:.0%} of the work would come too late and be discarded (simulated): "
-            f"take at most about {_most_without_waste(config, num_workers, durations)} workers, or "
+            f"use at most about {_most_without_waste(config, num_workers, durations)} workers, or "
             "staleness.overdue=hold, or a larger staleness.max_lag or es.population"
         )
 
 
 def _simulated(config: Config, num_workers: int, durations: str) -> tuple[int, float]:
-    """The largest lag, and the share of the work that is discarded, in the run's first updates."""
+    """Simulate the first updates; return the largest lag and the share of the work that is discarded."""
     from hpc_es.analysis.durations import parse
     from hpc_es.analysis.simulate import simulate
 
     factor = config.es.population / min(config.es.population, MAX_POPULATION)
-    # Only what decides about lags is kept; leases never end, since the durations may be made up.
+    # Keep only the settings that decide about lags. Leases never expire, since the durations may be made up.
     small = config.model_copy(
         update={
             "run": config.run.model_copy(update={"num_updates": min(config.run.num_updates, MAX_UPDATES)}),
@@ -100,7 +101,7 @@ def _simulated(config: Config, num_workers: int, durations: str) -> tuple[int, f
 
 
 def _most_without_waste(config: Config, num_workers: int, durations: str) -> int:
-    """By bisection: fewer workers waste less, apart from chance."""
+    """Largest number of workers that wastes little, by bisection: fewer workers waste less, apart from chance."""
     fits, wastes = 1, int(min(num_workers, most_at_once(config)))
     while wastes - fits > max(1, fits // 10):
         middle = (fits + wastes) // 2

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 NUM_RESAMPLES = 2000
 _SEED = 0
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Of the run's T, in the table of trade-offs."""
+"""Multiples of the run's T in the table of trade-offs."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class NoiseFloor:
     """That every member was scored on."""
     num_tasks: int
     signal: Estimate
-    """Between members."""
+    """Variance between members."""
     task_noise: Estimate
     """Member by task batch: the members' order differs from batch to batch."""
     sampling_noise: Estimate
     """On one batch, from one sampling seed to the next."""
     batch: Estimate
-    """Between batches, the same for every member: cancels in z."""
+    """Variance between batches, the same for every member: it cancels in z."""
     reliability: Estimate
     """Share of the variance of z that is signal, within [0, 1]."""
     best_num_tasks: float | None
@@ -99,7 +99,7 @@ class NoiseFloor:
 
 
 def repeatability(same: Sequence[Sequence[float]]) -> Repeatability:
-    """Of scores [M][k] of M members on one batch, each evaluated k times; M, k >= 2."""
+    """Repeatability of scores [M][k] of M members on one batch, each evaluated k times; M, k >= 2."""
     means = [statistics.fmean(row) for row in same]
     within = statistics.fmean(statistics.variance(row) for row in same)
     return Repeatability(all(len(set(row)) == 1 for row in same), math.sqrt(within), statistics.stdev(means))
@@ -187,7 +187,7 @@ def agreement(
     num_logged: int = 0,
     ceiling: "Agreement | None" = None,
 ) -> Agreement:
-    """Of two scores of the same members, [M] each, M >= 3. `ceiling`: the agreement at lag 0."""
+    """Agreement of two scores of the same members, [M] each, M >= 3. `ceiling`: the agreement at lag 0."""
     rank = _estimate(spearman, then, now, seeds)
     top = ceiling.rank_correlation.value if ceiling and ceiling.rank_correlation else 0.0
     return Agreement(
@@ -237,7 +237,7 @@ def _components(same: "Array", fresh: "Array") -> "Array":
 
 
 def _mean_squares(scores: "Array") -> tuple[float, float, float]:
-    """Of rows, of columns, and of what neither explains; scores [M, k]."""
+    """Mean squares of rows, of columns, and of the residual; scores [M, k]."""
     num_rows, num_columns = scores.shape
     mean = scores.mean()
     rows, columns = scores.mean(axis=1), scores.mean(axis=0)

@@ -56,7 +56,7 @@ class Outcome:
     num_tasks: int
     """Held-out tasks of one evaluation."""
     standard_error: float
-    """Of `final`, over the tasks."""
+    """Standard error of `final` over the tasks."""
 
 
 def progress(run: Run) -> "pd.DataFrame":

@@ -42,7 +42,7 @@ def write_report(
     chosen = _select(runs, measure, model)
     base = base or _base(chosen.conditions)
     if base not in chosen.runs:
-        raise ConfigError(f"--base {base!r} is no condition of these runs: {', '.join(chosen.runs)}")
+        raise ConfigError(f"--base {base!r} is not a condition of these runs: {', '.join(chosen.runs)}")
     try:
         for folder in (out / "figures", out / "tables"):
             folder.mkdir(parents=True, exist_ok=True)

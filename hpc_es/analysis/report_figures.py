@@ -61,7 +61,7 @@ LEARNING = (
         "Learning curves",
         "Left, the mean fitness of each cohort (thin) and of the last five (thick; raw for a staircase); right, the "
         "unperturbed policy on held-out tasks. Bars are standard errors over the tasks of one run, or deviations "
-        "between several; a rise smaller than its bars is no rise.",
+        "between several; a rise smaller than its error bars means nothing.",
         lambda chosen: plots.plot_learning_curve(chosen.runs, measure=chosen.measure),
     ),
     Entry(

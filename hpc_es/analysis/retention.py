@@ -1,6 +1,6 @@
-"""What runs still know of MMLU-Pro and HellaSwag, by condition, against the base models that they come from.
+"""Scores of runs on MMLU-Pro and HellaSwag, by condition, compared with their base models.
 
-Invariant: a change is only taken between scores of the same examples, asked in the same way (`hpc-es retention`).
+Invariant: a change is computed only between scores on the same examples with the same settings (`hpc-es retention`).
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,10 @@ _BY_RUN = ["condition", "run", "seed", "task", "metric", "version", "num_example
 
 
 def retention(runs: Runs) -> "pd.DataFrame":
-    """One row per run, task and metric: the score of the newest version that was measured, and of the base (NaN where
-    the base was not asked in the same way). Scores and `change` from 0 to 1. Runs that were not measured have no row.
+    """One row per run, task and metric: scores of the newest measured version and of the base model.
+
+    Scores are from 0 to 1, `change` is their difference. The base score is NaN if the base was not measured with the
+    same settings. Runs that were not measured have no row.
 
     Errors: StoreError for a damaged record.
     """
@@ -36,7 +38,7 @@ def retention(runs: Runs) -> "pd.DataFrame":
 
 
 def retention_text(by_run: "pd.DataFrame") -> TextTable:
-    """`retention` by condition: mean ± standard deviation between runs."""
+    """Table of `retention` by condition: mean ± standard deviation between runs."""
     rows = []
     for (task, metric, condition), mine in by_run.groupby(["task", "metric", "condition"], sort=False):
         versions = sorted(set(mine["version"]))
@@ -50,13 +52,13 @@ def retention_text(by_run: "pd.DataFrame") -> TextTable:
     header = ("task", "metric", "condition", "runs", "version", "examples", "base", "score", "change, points")
     foot = (
         "Scores of the newest version measured by `hpc-es retention`, and the change from the base on the same "
-        "examples, asked in the same way: mean ± standard deviation between runs."
+        "examples with the same settings: mean ± standard deviation between runs."
     )
     return TextTable(header, rows, foot, num_names=3)
 
 
 def _scores(run: Run) -> Iterator[dict[str, Any]]:
-    """Of the newest measured version of a run, each task and metric."""
+    """Scores of the newest measured version of a run, for each task and metric."""
     if run.folder is None:
         return
     records = [record for _, record in read_records(RunPaths(run.folder).evals) if record.version is not None]

@@ -220,7 +220,7 @@ def _check_seeds(condition: Condition) -> None:
 def _sequence(runs: Source | Sequence[Source]) -> list[Run]:
     several = [runs] if isinstance(runs, Run | str | Path) else runs
     if not isinstance(several, Sequence):
-        raise ConfigError(f"{runs!r} is no run: give a run, its folder, several of these, or a mapping from names")
+        raise ConfigError(f"{runs!r} is not a run: give a run, its folder, several of these, or a mapping from names")
     return [_run(one) for one in several]
 
 
@@ -228,7 +228,7 @@ def _run(source: Source) -> Run:
     if isinstance(source, Run):
         return source
     if not isinstance(source, str | Path):
-        raise ConfigError(f"{source!r} is no run: give a run (hpc_es.store.read), or its folder or run.h5 as a path")
+        raise ConfigError(f"{source!r} is not a run: give a run (hpc_es.store.read), or its folder or run.h5 as a path")
     return read(Path(source))
 
 

@@ -65,7 +65,7 @@ def sample(run: Run, model: Path | None = None, num_pieces: int = NUM_PIECES) ->
     from hpc_es.store.model import read_model
 
     if run.folder is None:
-        raise NothingToShow("the commits stand in the journal, which is not beside this run.h5")
+        raise NothingToShow("the commits are in the journal, which is not in the folder of this run.h5")
     commits = read_model(run.folder).commits
     if not commits:
         raise NothingToShow("no update has been committed yet")

@@ -97,7 +97,7 @@ class _Worker:
     number: int
     incarnation: int
     version: int = 0
-    """Of its arena."""
+    """Version of its arena."""
     holding: EvalId | None = None
     started: float = 0.0
     gone: bool = False
@@ -281,7 +281,7 @@ class Simulation:
         self._handle(goodbye)
 
     def _sent_home(self, name: str) -> None:
-        """By the head, because a lease ran out; what started the worker starts it again."""
+        """The head told a worker to exit because its lease ran out; its launcher restarts it."""
         worker = self._workers.get(name)
         if worker is not None:
             self._vanish(worker, 0.0)

@@ -65,7 +65,7 @@ class Summary:
     """Prompt and generated tokens of all results, over the wall-clock."""
     generated_per_second: float | None
     busy_share: float | None
-    """Of the seconds that workers were connected: spent on evaluations."""
+    """Share of the seconds of connected workers that were spent on evaluations."""
     useful_share: float | None
     """The same: spent on evaluations that were accepted."""
 
@@ -75,7 +75,7 @@ class Summary:
 
 
 def summary(run: Run) -> Summary:
-    """Of a run, finished or not. Evaluations made later (`hpc-es eval`) do not enter."""
+    """Summary of a run, finished or not. Evaluations made later (`hpc-es eval`) do not enter."""
     evaluations = run.evaluations[run.evaluations["source"] == "run"]
     evals = run.evals[(run.evals["source"] == "run") & (run.evals["num_tasks"] > 0)]
     versions = sorted(evals["version"])

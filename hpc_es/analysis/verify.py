@@ -34,11 +34,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class VersionLine:
-    """What is known of theta_version."""
+    """Digests and checks of theta_version."""
 
     version: int
     digest: int
-    """Of theta as rebuilt here."""
+    """Digest of theta as rebuilt here."""
     recorded: int | None
     """What the run recorded; None when it ended before that."""
     update_norm: float
@@ -175,7 +175,7 @@ def check(history: History, arena: Arena, *, say: Say = lambda text: None) -> Ve
     counted: dict[EvalId, int] = {}
     for expected, commit in enumerate(history.commits, start=1):
         if commit.version != expected:
-            problems.append(f"update {expected} is missing: the journal goes on with {commit.version}")
+            problems.append(f"update {expected} is missing: the journal continues with {commit.version}")
             return VerifyReport([], len(history.results), len(counted), problems)
         problems += _check_members(history, commit, counted)
         problems += _check_lags(history, commit)

@@ -143,7 +143,7 @@ def _options(
 
 @app.command()
 def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> None:
-    """Run head and workers on this machine; in an existing run folder, go on where it stopped."""
+    """Run head and workers on this machine; in an existing run folder, resume the run."""
     from hpc_es.cli.output import console, print_json, progress, report
     from hpc_es.launch.local import run_local
 
@@ -157,7 +157,7 @@ def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> 
     if outcome.finished:
         facts["summary"] = report(outcome.paths, out)
     else:
-        out.print(f"go on with: hpc-es run {root}")
+        out.print(f"resume with: hpc-es run {root}")
     if json:
         print_json(facts)
     if not outcome.finished:

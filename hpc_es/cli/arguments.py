@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED = 1, 2, 3
 
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run folder to go on with.")]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run folder to resume.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="E.g. es.population=16.")]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/quickstart.")]
 AllRows = Annotated[bool, typer.Option("--all", help="Every row of a long table, not only its ends.")]
@@ -91,5 +91,5 @@ def run_paths(root: Path) -> RunPaths:
     """Errors: ConfigError when `root` is no run folder."""
     paths = RunPaths(root)
     if not os.path.isfile(paths.config):  # False, not an error, for names too long or not allowed
-        raise ConfigError(f"{root} is no run folder: it has no {paths.config.name}; `hpc-es run CONFIG` makes one")
+        raise ConfigError(f"{root} is not a run folder: it has no {paths.config.name}; `hpc-es run CONFIG` makes one")
     return paths

@@ -32,7 +32,7 @@ COLUMNS = {
     "seconds_in_env": "env s",
     "ended": "ended",
 }
-"""Of the numbers of an episode, with their titles: as wide as a terminal."""
+"""Columns for the numbers of an episode, with their titles: as wide as a terminal."""
 OVERVIEW = {
     "version": "version",
     "member": "member",

@@ -56,12 +56,12 @@ def evaluate(
     versions: Versions = None,
     version: Annotated[int | None, typer.Option(min=0, help="The same as --versions with one number.")] = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Play every task so often. Default: eval.repeats.")] = None,
-    num_tasks: Annotated[int | None, typer.Option(min=1, help="The first so many. Default: eval.num_tasks.")] = None,
+    num_tasks: Annotated[int | None, typer.Option(min=1, help="Number of tasks. Default: eval.num_tasks.")] = None,
     keep: Annotated[
         int | None,
         typer.Option(min=0, help="Episodes per version that are kept word by word. Default: store.trajectories."),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Of the evaluation; the same name again goes on with it.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the evaluation; an existing name resumes it.")] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Of an endpoint: the model's name there. Of a run: the base model, where it has moved."),
@@ -154,13 +154,13 @@ def _evaluate(
         return evaluate_run(Path(target), versions, asked, name=name, base=base, say=say)
     if not is_url and not _holds(target, "config.json"):
         raise ConfigError(
-            f"{target} is no run folder (with config.yaml), no model folder (with config.json), and no URL of an "
+            f"{target} is not a run folder (with config.yaml), a model folder (with config.json), or the URL of an "
             "endpoint (http://...)"
         )
     if not is_url and model is not None:
         raise ConfigError(f"--model {model} is for runs and endpoints; {target} is a model itself")
     if versions not in ("last", "all", "0"):
-        raise ConfigError(f"--versions {versions}: {target} is no run, so that it has version 0 only")
+        raise ConfigError(f"--versions {versions}: {target} is not a run, so it has only version 0")
     frozen = Frozen(model, target) if model is not None else Frozen(target)
     return evaluate_model(frozen, out or Path("evals", name or _name(frozen.model, asked)), asked, say=say)
 
@@ -170,7 +170,7 @@ def _holds(folder: str, file: str) -> bool:
 
 
 def _name(model: str, asked: "Asked") -> str:
-    """Of the folder of a model's evaluation: the model and the tasks."""
+    """Name of the folder of a model's evaluation: the model and the tasks."""
     words = [Path(model).resolve().name if Path(model).is_dir() else model, asked.task.stem if asked.task else ""]
     return re.sub("[^A-Za-z0-9._-]+", "-", "-".join(words)).strip("-._")
 

@@ -1,7 +1,7 @@
-"""How a command that fails ends: one line, and the exit code.
+"""End a failed command with one message and an exit code.
 
-Invariant: a mistake of the user's, a damaged file and a machine that refuses are one plain message without a traceback.
-What nothing foresaw is called a bug of ours, and its traceback is kept: in a file, or on stderr with
+Invariant: a user's mistake, a damaged file or an error of the operating system is one message without a traceback.
+Every other exception is reported as a bug of hpc_es, and its traceback is kept: in a file, or on stderr with
 HPC_ES_TRACEBACK=1 and in the logs of head and workers.
 """
 
@@ -19,19 +19,21 @@ from hpc_es.errors import ConfigError, HpcEsError, ModelError
 from hpc_es.quoting import MAX_MESSAGE, MAX_RECORD, quote, quote_error
 
 SHOW_TRACEBACK = "HPC_ES_TRACEBACK"
-"""Environment variable: where it is set, and not to 0, every failure has its traceback."""
+"""Environment variable: if it is set, and not to 0, every failure shows its traceback."""
 
 _MISTAKES = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.EACCES, errno.EPERM, errno.EROFS),
 }
-"""What the operating system says when another path is wanted; the rest (a full disk) is no mistake in the command."""
+"""Errors of the operating system that another path would avoid. Others, such as a full disk, are not mistakes in the
+command."""
 
 
 def end_with_message(error: BaseException, *, is_role: bool) -> NoReturn:
-    """Say what went wrong and raise typer.Exit; click words wrong usage itself. `is_role`: of a head or a worker.
+    """Print what went wrong and raise typer.Exit. click reports wrong usage itself.
 
-    Called while `error` is handled. A role ends with EXIT_FAILED where a restart may succeed.
+    Must be called while `error` is being handled. `is_role`: the command is a head or a worker, which ends with
+    EXIT_FAILED if a restart may succeed.
     """
     if type(error).__module__.partition(".")[0] in ("typer", "click"):
         raise error
@@ -57,9 +59,9 @@ def _end(message: str, code: int) -> NoReturn:
 
 
 def _foreseen(error: BaseException) -> tuple[str, int] | None:
-    """(message, exit code) of what the machine or the text of a command line may do to any command; None: a bug."""
+    """(message, exit code) of an error that any command can meet on a machine or a command line; None: a bug."""
     if isinstance(error, MemoryError):
-        return f"out of memory{f': {error}' if str(error) else ''}; ask for more, or for less at once", EXIT_FAILED
+        return f"out of memory{f': {error}' if str(error) else ''}; use more memory, or do less at once", EXIT_FAILED
     if isinstance(error, UnicodeError):
         text = getattr(error, "object", "")
         return f"{text!r} is not valid {getattr(error, 'encoding', 'text')}: use text in UTF-8", EXIT_MISTAKE
@@ -82,7 +84,7 @@ def _bug(error: BaseException, kept: str) -> str:
 
 
 def _keep_traceback() -> str:
-    """The file that the traceback was written to."""
+    """Write the traceback to a file; return how to find it."""
     try:
         file, path = tempfile.mkstemp(prefix="hpc-es-traceback-", suffix=".txt")
         with open(file, "w", encoding="utf-8", errors="backslashreplace") as kept:

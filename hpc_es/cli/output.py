@@ -41,7 +41,7 @@ MAX_DETAIL = 500
 WIDTH_IN_FILES = 160
 """Nothing tells how wide a pipe or a file is: wide enough for every cell of every table."""
 NUM_ROWS_SHOWN = 24
-"""Of a longer table its two ends are shown, unless it is asked for whole."""
+"""Rows of a table that are shown; of a longer one its two ends, unless the whole table is asked for."""
 NUM_ROWS_AT_ENDS = 4
 
 _STDOUT, _STDERR = 1, 2

@@ -28,7 +28,7 @@ GIB = 2**30
 NAME_WIDTH, NUMBER_WIDTH, BASIS_WIDTH = 28, 10, 10
 """So that the tables stand in line."""
 SHOWN_FROM = 0.0005
-"""Of shares, as they are rounded."""
+"""Smallest share that is shown, given the rounding."""
 RATIOS = ("an update, over GRPO's", "all updates, over GRPO's")
 LEGEND = (
     "prediction: follows from the configuration and the assumptions; fit: chosen so that it meets a published number. "
@@ -258,7 +258,7 @@ def _phase_lines(settings: "Config", made: "Plan") -> list[Line]:
         ("turns", _seconds(takes.turns), "environment, tokeniser, requests"),
         ("besides", _seconds(takes.member), "calls to the engine"),
         ("an evaluation", _seconds(takes.evaluation), f"mean; {es.population:,} make an update"),
-        ("head's update", _seconds(takes.head_update), f"workers go on meanwhile; {at_head}"),
+        ("head's update", _seconds(takes.head_update), f"workers continue meanwhile; {at_head}"),
         ("checkpoint", _seconds(takes.checkpoint), f"every {plural(settings.checkpoint.every, 'update')}"),
     ]
 

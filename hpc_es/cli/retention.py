@@ -79,7 +79,7 @@ def retention(
     source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a Hugging Face folder.")],
     versions: Annotated[str, typer.Option(help="Of a run: all, or e.g. 0:100:10,last; the base is added.")] = "last",
     tasks: Annotated[str, typer.Option(help="Some of these, with commas between them.")] = TASKS,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many examples of each task.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of examples per task; default: all.")] = None,
     data: Annotated[
         Path | None, typer.Option(help="Folder of the examples; default: retention in $HPC_ES_DATA.")
     ] = None,
@@ -144,7 +144,7 @@ def _chat_options(text: str | None) -> dict[str, Any] | None:
     try:
         options = jsonlib.loads(text)
     except ValueError as error:
-        raise ConfigError(f'--chat-options {text} is no JSON ({error}), e.g. {{"enable_thinking": false}}') from None
+        raise ConfigError(f'--chat-options {text} is not JSON ({error}), e.g. {{"enable_thinking": false}}') from None
     if not isinstance(options, dict):
         raise ConfigError(f'--chat-options {text} must be an object, e.g. {{"enable_thinking": false}}')
     return options
@@ -160,7 +160,7 @@ def _visits(source: Path, versions: str, base: Path | None, *, is_run: bool) -> 
         yield recorded, sorted({0, *chosen_versions(recorded, versions)})
         return
     if versions != "last":
-        raise ConfigError(f"--versions {versions}: {source} is no run folder, and a model has no versions")
+        raise ConfigError(f"--versions {versions}: {source} is not a run folder, and a model has no versions")
     for model in (base, source):
         if model is not None:
             yield of_model(model), [0]

@@ -208,4 +208,4 @@ _MEANINGS = {
     "waiting": "idle, as nothing can be handed out before others report",
     "arena": "idle, as the head applies an update or writes a checkpoint",
 }
-"""Of the titles that do not speak for themselves."""
+"""Explanations of the titles that are not obvious."""

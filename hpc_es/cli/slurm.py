@@ -60,7 +60,7 @@ def submit(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the scripts; write and queue nothing.")] = False,
     json: Json = False,
 ) -> None:
-    """Queue head and workers with Slurm; in an existing run folder, go on where it stopped."""
+    """Queue head and workers with Slurm; in an existing run folder, resume the run."""
     from hpc_es.cli.output import console, print_json
     from hpc_es.launch import prepare, slurm
 
@@ -87,14 +87,14 @@ def submit(
     try:
         state = _watch(submission, stderr=json)
     except KeyboardInterrupt:
-        out.print(f"{root}: the jobs go on; `hpc-es status {root}`, `hpc-es cancel {root}`")
+        out.print(f"{root}: the jobs continue; `hpc-es status {root}`, `hpc-es cancel {root}`")
         raise typer.Exit(EXIT_STOPPED) from None
     out.print(f"{root}: {state}")
     if json:
         print_json({**facts, "state": state, "finished": submission.finished})
     if state != "COMPLETED":
         _show_log(submission.paths, "head", 15, stderr=json)
-        out.print(f"see `hpc-es logs {root}`; go on with `hpc-es submit {root}`")
+        out.print(f"see `hpc-es logs {root}`; resume with `hpc-es submit {root}`")
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -155,7 +155,7 @@ def fork(
     for difference in planned.differences:
         out.print(f"  {difference}")
     out.print(
-        f"schedules begin anew: update 1 of {settings.num_updates} has sigma {es.sigma.start:g}, alpha "
+        f"schedules start again: update 1 of {settings.num_updates} has sigma {es.sigma.start:g}, alpha "
         f"{es.alpha.start:g}" + ("; the optimiser's state begins at zero" if planned.loses_optimiser else ""),
     )
     if json:
@@ -177,7 +177,7 @@ def compare(
     a: Side,
     b: Side,
     version: Annotated[int | None, typer.Option(help="Of both, where no @VERSION is given; default: the last.")] = None,
-    num_tasks: Annotated[int | None, typer.Option(min=2, help="Only the first so many held-out tasks.")] = None,
+    num_tasks: Annotated[int | None, typer.Option(min=2, help="Number of held-out tasks to use; default: all.")] = None,
     json: Json = False,
 ) -> None:
     """Is A better than B? A paired verdict on their held-out tasks, with what both cost."""

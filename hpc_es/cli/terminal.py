@@ -1,8 +1,8 @@
-"""Standard input, output and error as every terminal, locale and pipe can take them.
+"""Make standard input, output and error work with every terminal, locale and pipe.
 
-Invariants: text that came from data (a model, an environment, a worker, a file) cannot give the terminal an order; a
-character that the locale cannot show is escaped, never an error; a reader that has gone (`| head`) costs the command
-nothing but the rest of its output. A disk that is full under a redirected stdout stays an error.
+Invariants: text that came from data (a model, an environment, a worker, a file) cannot control the terminal; a
+character that the locale cannot show is escaped, never an error; a closed pipe (`| head`) costs the command
+only the rest of its output. A full disk under a redirected stdout remains an error.
 """
 
 import io
@@ -13,12 +13,12 @@ from typing import TextIO, cast
 
 import typer
 
-# C0 and C1 controls but for tab and line feed, the line separators, and what turns the direction of writing round.
+# C0 and C1 controls except tab and line feed, line separators, and characters that change the writing direction.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def harmless(text: str) -> str:
-    """The text with everything that a terminal would take as an order written out: `\\x1b`, `\\u202e`."""
+    """The text with all control characters escaped: `\\x1b`, `\\u202e`."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
@@ -35,7 +35,7 @@ def prepare_streams() -> None:
     """Make the process's own stdin, stdout and stderr keep the invariants of this module."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # None where the program was started with it closed
+        if isinstance(stream, io.TextIOWrapper):  # None if the program was started with it closed
             stream.flush()
             setattr(sys, name, _surviving(stream))
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -43,7 +43,7 @@ def prepare_streams() -> None:
 
 
 class _Pipe(io.FileIO):
-    """A descriptor whose reader may go: what is written from then on is dropped."""
+    """A file that drops what is written once the reader of the pipe has gone."""
 
     def write(self, data: object) -> int:
         try:

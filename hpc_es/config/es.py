@@ -47,7 +47,7 @@ class LagWeightConfig(Model):
     kind: Literal["none", "inverse", "exponential"] = "none"
     """inverse: (1 + lag)^-rate (staleness-aware SGD; Zhang et al., 2016). exponential: exp(-rate * lag)."""
     rate: float = Field(1.0, gt=0, le=100)
-    """Of the decay over lag."""
+    """Rate of the decay over lag."""
 
 
 class OptimiserConfig(Model):
@@ -60,7 +60,7 @@ class OptimiserConfig(Model):
     beta2: float = Field(0.999, ge=0, lt=1)
     """Decay of the mean of g^2 (adam)."""
     epsilon: float = Field(1e-8, ge=1e-12, le=1)
-    """Added to the root of the mean of g^2 (adam). Bounded, so that it is no zero in float32."""
+    """Added to the root of the mean of g^2 (adam). Bounded, so that it is not zero in float32."""
 
 
 class EsConfig(Model):

@@ -15,7 +15,7 @@ from hpc_es.config.es import EsConfig, StalenessConfig, Sync, Tail
 from hpc_es.config.fields import Model, Seconds, file_name
 
 MAX_REPEATS = 1024
-"""Of a task in one evaluation: all of them are planned at once."""
+"""Most repeats of a task in one evaluation: all of them are planned at once."""
 
 
 class RunConfig(Model):
@@ -30,7 +30,7 @@ class RunConfig(Model):
     group_readable: bool = False
     """Whether the owner's group may read the run folder, but for its keys. Off: nobody but the owner may."""
     max_failures_in_a_row: int = Field(24, ge=1)
-    """Evaluations that fail inside live workers, one after the other, before the run gives up."""
+    """Number of evaluations that may fail in a row in live workers before the run stops with the error."""
 
 
 class ModelConfig(Model):
@@ -89,11 +89,11 @@ class EvalConfig(Model):
     every: int = Field(10, ge=0)
     """In updates; theta_0 and the final theta are always evaluated. 0: only these two."""
     num_tasks: int = Field(64, ge=0)
-    """The first so many tasks of the evaluation environment. 0: no evaluation at all."""
+    """Number of held-out tasks per evaluation. 0: no evaluation at all."""
     batch: int | None = Field(None, ge=1)
     """Tasks per evaluation; default: es.tasks_per_member."""
     repeats: int = Field(1, ge=1, le=MAX_REPEATS)
-    """Every task is played so many times, each time with sampling seeds of its own; greedy play gains nothing."""
+    """How often each task is played, each time with other sampling seeds; of no use with greedy decoding."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Laid over `task.options`."""
 
@@ -196,7 +196,7 @@ class TransportConfig(Model):
     interface: str | None = None
     """Network interface, as in NCCL_SOCKET_IFNAME."""
     heartbeat: Seconds = 2.0
-    """Between two signs of life of a worker; results that were not acknowledged are sent again as often."""
+    """Interval of a worker's heartbeats; unacknowledged results are resent at this interval."""
     heartbeat_timeout: Seconds = 30.0
     """A worker that is silent for so long has lost its lease."""
     lease_timeout: Seconds = 3600.0
@@ -224,7 +224,7 @@ class CheckpointConfig(Model):
     every: int = Field(10, ge=1)
     """In updates; the final theta is always kept."""
     keep: int = Field(2, ge=1)
-    """The newest so many. The base model is checkpoint 0 and never pruned."""
+    """How many checkpoints to keep, newest first. The base model is checkpoint 0 and never removed."""
 
 
 class StoreConfig(Model):

@@ -18,7 +18,7 @@ from hpc_es.errors import ConfigError
 MAX_VALUES = 100_000
 """In one document; a few lines of nested aliases can stand for billions."""
 MAX_DEPTH = 50
-"""Of lists and mappings within each other; what reads them calls itself for each."""
+"""Most levels of nested lists and mappings; the reader recurses once per level."""
 _MAX_DIGITS = 100
 """Python's int() takes time that grows with their square, and refuses more than 4,300."""
 
@@ -173,7 +173,7 @@ class _Builder:
         if len(self.open) > MAX_DEPTH:  # aliases reach deeper than the text
             raise ConfigError(_too_deep(self.source))
         if self.num_values > MAX_VALUES:
-            raise ConfigError(f"{self.source}: more than {MAX_VALUES} values, aliases counted, are no configuration")
+            raise ConfigError(f"{self.source}: more than {MAX_VALUES} values, counting aliases; use fewer")
         self.open.add(id(node))
         try:
             return self._build(node)

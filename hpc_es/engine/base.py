@@ -137,9 +137,9 @@ class Engine(ABC):
 
     @abstractmethod
     async def log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        """Of each token of each answer, given the prompt and the tokens before it; the prompt is computed once.
+        """Log-probability of each token of each answer, given the prompt and the tokens before it.
 
-        Prompt and answer have to be shorter than max_model_len.
+        The prompt is computed once. Prompt and answer have to be shorter than max_model_len.
         """
 
     async def chat(

@@ -17,7 +17,7 @@ from hpc_es.params.base import Target
 from hpc_es.params.regions import Region
 
 MAX_REGIONS = 2**18
-"""Of one rank: a map of more, which are very short runs, would be no faster than load_weights."""
+"""Most regions of one rank: a map of more, which are very short runs, would be no faster than load_weights."""
 
 
 class Watch(TorchDispatchMode):
@@ -26,7 +26,7 @@ class Watch(TorchDispatchMode):
     obstacle = ""
     """Why some copy has no region; the first such."""
     types: dict[str, torch.dtype]
-    """Of live memory, where it is another than that of the tensor that is copied there."""
+    """Types of live memory, where they differ from those of the tensors that are copied there."""
 
     def __init__(self, live: Iterable[torch.Tensor]) -> None:
         super().__init__()

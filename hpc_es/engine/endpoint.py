@@ -127,7 +127,7 @@ class EndpointEngine(Engine):
 
     @property
     def digest(self) -> int:
-        """Of the URL and the model's name: nobody here can see its bits."""
+        """Digest of the URL and the model's name, since the model's bits are not accessible."""
         return self._digest
 
     async def load(self, checkpoint: Path | None) -> None:
@@ -223,7 +223,7 @@ class EndpointEngine(Engine):
         except UnicodeEncodeError as error:
             raise EnvError(f"a message or a choice cannot be sent: {error}") from error
         except ValueError as error:
-            raise EngineError(f"{self._url} sent what is no JSON: {error}") from error
+            raise EngineError(f"{self._url} sent invalid JSON: {error}") from error
 
     async def _list(self) -> list["_Card"]:
         """The models that the server says it has; none where it does not say. Errors: EngineError when it cannot be

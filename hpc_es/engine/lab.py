@@ -111,7 +111,7 @@ class LabEngine(InProcessEngine["_Live"]):
         return Completion(text, len(prompt), len(answer), truncated=not ended)
 
     async def _breathe(self) -> None:
-        """Between two tokens others have their turn."""
+        """Let other tasks run between two tokens."""
         await asyncio.sleep(0)
 
     async def log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
@@ -157,7 +157,7 @@ class _Live(Live):
         return cast(Array, read + self.parameters[lab_model.READOUT_BIAS])
 
     def log_probabilities_of(self, prompt: Sequence[int], answer: Sequence[int]) -> list[float]:
-        """Of each token of an answer, given the prompt and the tokens before it."""
+        """Log-probability of each token of an answer, given the prompt and the tokens before it."""
         tokens = [*prompt, *answer]
         return [float(_log_softmax(self.logits(tokens[:at]))[tokens[at]]) for at in range(len(prompt), len(tokens))]
 

@@ -26,7 +26,7 @@ class LoadedBase(HostBase):
         super().__init__(arena, [], rank, num_ranks)
         self._model, self._dtype = model, dtype
         self.types: Mapping[str, torch.dtype] = {}
-        """Of tensors that the model keeps in another type than its own; cast to that at once, nothing is lost."""
+        """Types of tensors that the model keeps in another type than its own; casting at once loses nothing."""
 
     @torch.no_grad()
     def write(self, member: Member | None, watch: Watch | None = None, poisoned: str = "") -> int:

@@ -1,7 +1,8 @@
-"""Which models an engine can take, as far as that is known without loading one.
+"""Check whether an engine supports a model, as far as possible without loading it.
 
-The tables of transformers are read from its source: importing it takes five seconds or more, and a run that cannot
-work should say so at once. Invariant: what is not known for certain to be impossible is left to the engine.
+The tables of transformers are read from its source, because importing it takes five seconds or more and a run that
+cannot work should say so at once. Invariant: a model is refused here only if it certainly cannot work; the engine
+decides on all others.
 """
 
 import ast
@@ -13,24 +14,24 @@ from typing import Any
 from hpc_es.errors import ModelError
 
 _TABLES = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
-"""In transformers: model types that generate text."""
+"""Names of the tables in transformers that list model types which generate text."""
 
 
 def check_supported(engine: str, path: Path, described: Mapping[str, Any]) -> None:
-    """`described`: the model's config.json. Errors: ModelError when the engine has no code for such a model."""
+    """Refuse a model that the engine has no code for. `described`: its config.json. Errors: ModelError."""
     if engine != "transformers" or not (known := set(_generating_types())):
         return
     model_type = described.get("model_type")
     if model_type not in known:
         raise ModelError(
             f"engine.kind=transformers cannot generate text with {path}: model_type={model_type!r} in its config.json "
-            f"is none of the {len(known)} that the installed transformers has code for; install a newer transformers, "
-            "or try engine.kind=vllm"
+            f"is not one of the {len(known)} types that the installed transformers supports; install a newer "
+            "transformers, or try engine.kind=vllm"
         )
 
 
 def _generating_types() -> Iterator[str]:
-    """Nothing where transformers is missing or looks different."""
+    """Model types that the installed transformers supports; nothing if it is missing or its source looks different."""
     package = find_spec("transformers")
     if package is None or not package.submodule_search_locations:
         return

@@ -181,7 +181,7 @@ class _Live(Live):
 
     @torch.inference_mode()
     def log_probabilities_of(self, prompt: list[int], answers: list[tuple[int, ...]], stop: Event) -> list[list[float]]:
-        """Of each token of each answer. The prompt is computed once; answers follow it as rows of a batch."""
+        """Log-probability of each token of each answer. The prompt is computed once; the answers are one batch."""
         cache = DynamicCache(config=self.model.config)
         first = self._next(prompt, cache).log_softmax(-1)
         found = [[float(first[answer[0]])] for answer in answers]

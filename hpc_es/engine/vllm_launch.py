@@ -110,7 +110,7 @@ def _fit_gated_delta_nets(model: ModelConfig, ours: dict[str, Any]) -> None:
 
 
 def _gpu_share(model: ModelConfig, engine: EngineConfig, arena: Arena) -> float | None:
-    """Of a GPU's memory, for vLLM; None: what it usually takes."""
+    """Share of a GPU's memory for vLLM; None: vLLM's default."""
     theta, weights = arena.num_bytes, arena.num_parameters * CAST[model.dtype].itemsize
     memory = current_platform.get_device_total_memory() * engine.tensor_parallel
     if not engine.direct_map or not gets_room(engine.base, theta, weights, memory):

@@ -153,7 +153,7 @@ def _check_result(result: StepResult) -> None:
         not (result.terminated and result.truncated),
         "a step is both terminated and truncated; a task that is over when its limit is reached is terminated",
     )
-    _require(result.done or not result.success, "a step is a success although the episode goes on")
+    _require(result.done or not result.success, "a step reports success although the episode continues")
     if result.observation is None:
         _require(result.done, "a step without an observation is neither terminated nor truncated")
     else:

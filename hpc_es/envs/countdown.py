@@ -108,7 +108,7 @@ def _evaluate(node: ast.AST) -> Fraction:
         return result
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return Fraction(node.value)
-    raise ValueError(f"{type(node).__name__} is no operation of this game")
+    raise ValueError(f"{type(node).__name__} is not an operation of this game")
 
 
 @lru_cache(maxsize=2**14)

@@ -1,7 +1,7 @@
-"""What an environment may not do to the process that plays it, looked at after its calls.
+"""Check after every call that an environment has not damaged the process that runs it.
 
-Invariant: harm that can be undone is undone and told; otherwise the process ends, with the call as its last words
-(hpc_es/calls.py).
+Invariant: damage that can be repaired is repaired and reported; otherwise the process ends, and its last message names
+the call (hpc_es/calls.py).
 """
 
 import os
@@ -13,37 +13,39 @@ from typing import Any
 from hpc_es.calls import CALLS
 
 _OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-"""Signals that a worker listens to."""
+"""Signals that a worker handles."""
 
 
 class Guard:
-    """Of one process."""
+    """The checks of one process, before and after each call of an environment."""
 
     def __init__(self) -> None:
         self.is_copy = False
-        """This process is one that the environment forked."""
+        """Whether the environment forked this process."""
         os.register_at_fork(after_in_child=self._note_fork)
         self._file = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        """Stands for all files and sockets of this process: closed along with them."""
+        """Stands for all files of this process: an environment that closes those closes this one too."""
         self._identity = _identity(self._file)
         self._handlers: list[Any] | None = None
 
     def begin(self) -> None:
-        """Before an environment is called: the signal handlers are as they should be."""
+        """Note the signal handlers before an environment is called."""
         if threading.current_thread() is threading.main_thread():
             self._handlers = [signal.getsignal(number) for number in _OURS]
 
     def end_copy(self) -> None:
-        """After every call: a copy of this process that the environment forked must not play on as a second worker."""
+        """Exit if this process is a fork made by the environment, which must not continue as a second worker."""
         if self.is_copy:
             os._exit(0)
 
     def check(self, what: str) -> str | None:
-        """After a call. What it did and was undone, in words. Signals are looked at in the main thread, which alone can
-        change their handlers."""
+        """Check after a call; return a description of the damage that was repaired, if any.
+
+        Signal handlers are checked in the main thread, since only that thread can change them.
+        """
         self.end_copy()
         if _identity(self._file) != self._identity:
-            CALLS.die(f"{what} closed files and sockets of the process that plays it; an environment may close its own")
+            CALLS.die(f"{what} closed files and sockets of the process that runs it; it may close only its own")
         if self._handlers is None or threading.current_thread() is not threading.main_thread():
             return None
         replaced = []
@@ -53,7 +55,7 @@ class Guard:
                 replaced.append(number.name)
         if not replaced:
             return None
-        return f"{what} replaced the handler of {' and '.join(replaced)}, which the process that plays it needs"
+        return f"{what} replaced the handler of {' and '.join(replaced)}, which the process that runs it needs"
 
     def _note_fork(self) -> None:
         self.is_copy = True
@@ -61,7 +63,7 @@ class Guard:
 
 @cache
 def process_guard() -> Guard:
-    """The one of this process, from the first call on."""
+    """The guard of this process, created at the first call."""
     return Guard()
 
 

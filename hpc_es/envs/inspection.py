@@ -1,8 +1,8 @@
-"""What a run must know of its environment before it starts: how many tasks there are, and facts of them.
+"""Ask an environment what a run must know before it starts: the number of tasks, and facts about them.
 
-An environment of somebody else is asked in a process of its own, because it may end, block or spoil the one that asks;
-ours are asked here. Invariants: no call takes longer than its time limit; whatever goes wrong is an EnvError that says
-in which call; nothing of the environment is left behind in this process.
+An environment that is not ours is asked in a separate process, because it may end, block or damage the process that
+asks; ours are asked in this process. Invariants: no call takes longer than its time limit; every failure is an EnvError
+that names the call; an environment that is not ours leaves nothing behind in this process.
 """
 
 import contextlib
@@ -30,20 +30,20 @@ from hpc_es.quoting import quote_error, quote_value
 Value = TypeVar("Value")
 
 IMPORT_S = 120.0
-"""Limit of importing the environment's module: torch on a slow file system takes a minute."""
+"""Time limit for importing the environment's module: torch on a slow file system takes a minute."""
 
 
 class Inspection(msgspec.Struct, frozen=True):
-    """What an environment says of itself."""
+    """What an environment says about itself."""
 
     num_tasks: int
     shows_images: bool
     facts: list[TaskFacts]
-    """Of the first tasks, as many as were asked for."""
+    """Facts about the first tasks, as many as were asked for."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
-    """What the process that asked the environment found: an inspection, or an error of ours by name."""
+    """Answer of the process that asked the environment: an inspection, or one of our errors by name."""
 
     found: Inspection | None = None
     error: str = ""
@@ -51,10 +51,10 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 def inspect(config: Config, kind: Kind, num_facts: int = 0) -> Inspection:
-    """Make the environment of a configuration, ask it, and close it.
+    """Create the environment of a configuration, ask it, and close it.
 
-    Errors: ConfigError for an option or a name that does not exist; EnvError for whatever the environment does wrong,
-    also when it ends the process that asks it, or does not answer within task.step_timeout.
+    Errors: ConfigError for an option or a name that does not exist; EnvError for any fault of the environment, also
+    when it ends the process that asks it, or does not answer within task.step_timeout.
     """
     if config.task.env in envs.registered():
         return _inspect(config, kind, num_facts)
@@ -80,9 +80,9 @@ def _inspect(config: Config, kind: Kind, num_facts: int) -> Inspection:
 
 
 def _within(limit_s: float, setting: str, what: str, call: Callable[[], Value]) -> Value:
-    """Run an environment's code for at most `limit_s`; `setting`: what decides that, like `task.step_timeout=`.
+    """Run an environment's code for at most `limit_s`; `setting`: the key for this limit, like `task.step_timeout=`.
 
-    Errors: EnvError when it raises or does not return (then it keeps its thread); ours as they are.
+    Errors: EnvError when it raises or does not return (it then keeps its thread); our own errors pass unchanged.
     """
     outcome: list[Value | BaseException] = []
     has_ended = threading.Event()
@@ -112,15 +112,15 @@ def _count(env: Env, config: Config) -> int:
 
 
 def _facts(env: Env, task: int) -> TaskFacts:
-    """Errors: EnvError when an environment says something else of a task than the contract allows."""
+    """Facts about one task. Errors: EnvError when they are not what the contract allows."""
     facts: object = env.facts(task)
     try:
         return msgspec.json.decode(msgspec.json.encode(facts), type=TaskFacts)
     except (TypeError, UnicodeEncodeError, msgspec.MsgspecError) as error:
-        raise EnvError(f"task {task} has no proper facts: {quote_error(error)}, in {quote_value(facts)}") from None
+        raise EnvError(f"facts({task}) must return TaskFacts: {quote_error(error)}, in {quote_value(facts)}") from None
 
 
-# --- in a process of its own --------------------------------------------------------------------------------------
+# --- in a separate process ----------------------------------------------------------------------------------------
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from hpc_es.envs.inspection import answer; answer(*sys.argv[1:])"
 
@@ -136,7 +136,7 @@ def _inspect_elsewhere(config: Config, kind: Kind, num_facts: int) -> Inspection
             [sys.executable, "-c", program, name, kind, str(num_facts)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            start_new_session=True,  # so that what it leaves behind can be found
+            start_new_session=True,  # so that everything it leaves behind can be killed
         )
         try:
             code = process.wait(2 * IMPORT_S + (num_facts + 3) * (limit_s + grace_s(limit_s)))
@@ -162,7 +162,7 @@ def _died(config: Config, calls: Calls, code: int | None) -> str:
 
 
 def answer(folder: str, kind: Kind, num_facts: str) -> None:
-    """The process that asks. Its answer is a file, since the environment may close or use any other way out."""
+    """Entry point of the separate process. It answers in a file, since the environment may close or use its pipes."""
     path = Path(folder)
     CALLS.share(path / "calls")
     config = Config.model_validate_json((path / "config.json").read_text(encoding="utf-8"))
@@ -173,4 +173,4 @@ def answer(folder: str, kind: Kind, num_facts: str) -> None:
     unfinished = path / "answer"
     unfinished.write_bytes(msgspec.json.encode(said))
     unfinished.rename(path / "answer.json")
-    os._exit(0)  # a thread that never returns, or one of the environment's own, must not keep this process
+    os._exit(0)  # a thread that never returns, ours or the environment's, must not keep this process alive

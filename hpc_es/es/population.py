@@ -1,4 +1,4 @@
-"""Who is evaluated: member seeds, signs, task batches and sampling seeds.
+"""Members of a cohort: member seeds, signs, task batches and sampling seeds.
 
 Invariant: everything here is a pure function of the run seed and an evaluation's id (design, section 3), so a
 head that restarts, and anyone who verifies a run, derives the same members again.
@@ -51,8 +51,10 @@ def sampling_seed(run_seed: int, version: int) -> int:
 
 
 def eval_sampling_seed(run_seed: int, repeat: int = 0, first: int = 0) -> int:
-    """Of the batch of evaluation tasks that begins with task `first`. The same for all versions, so that theta_0 and
-    later versions are compared in pairs; another for each repeat and batch."""
+    """Sampling seed of the batch of evaluation tasks that begins with task `first`.
+
+    It is the same for all versions, so that they are compared in pairs; it differs for each repeat and batch.
+    """
     return derive(run_seed, "eval sampling", *([repeat, first] if repeat or first else []))
 
 

@@ -19,7 +19,7 @@ Count = Annotated[int, Between(0, 2**31 - 1)]
 Version = Annotated[int, Between(0, 2**53)]
 Digest = Annotated[int, Between(0, 2**64 - 1)]
 Seconds = Annotated[float, Between(0.0, 1e9)]
-"""Of anything that a worker measured; the head knows a tighter bound, for it knows how long the run has lived."""
+"""Any duration that a worker measured; the head checks a tighter bound, since it knows the age of the run."""
 Reward = Annotated[float, Between(-MAX_REWARD, MAX_REWARD)]
 
 Kind = Literal["train", "eval", "centre"]
@@ -124,7 +124,7 @@ class UpdateMember(Struct, frozen=True, gc=False, array_like=True):
     coefficient: float
     """The fp32 c_i that multiplies the table value T_i; exact in float64."""
     partition_seed: int = 0
-    """Of the partition that its subspace belongs to; unused when the commit has one subspace."""
+    """Seed of the partition that its subspace belongs to; unused when the commit has one subspace."""
 
 
 class OptimiserStep(Struct, frozen=True, gc=False, array_like=True):
@@ -154,6 +154,6 @@ class Commit(Struct, frozen=True, gc=False):
     null: bool = False
     num_subspaces: int = 1
     partition_seed: int = 0
-    """Of the partition for this update; stale members may carry that of another (see UpdateMember)."""
+    """Seed of the partition for this update; stale members may carry that of another (see UpdateMember)."""
     step: OptimiserStep | None = None
     """With an optimiser, alpha is in here, and not in the coefficients."""

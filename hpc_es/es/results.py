@@ -1,4 +1,4 @@
-"""What a result must be, if it came of its assignment: the rules that worker, head and `verify` share."""
+"""Rules that a result must keep to be possible for its assignment; shared by worker, head and `verify`."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -10,20 +10,20 @@ from hpc_es.es.records import Assignment, Episode, Result
 
 
 def fitness_of(episodes: Sequence[Episode]) -> float:
-    """Mean reward of an evaluation's episodes; NaN of none."""
+    """Mean reward of an evaluation's episodes; NaN if there are none."""
     return _mean([episode.reward for episode in episodes]) if episodes else math.nan
 
 
 def why_unbelievable(assignment: Assignment, result: Result) -> str | None:
-    """Why this cannot be what came of the assignment; None: it can."""
+    """Why this result is impossible for the assignment; None if it is possible."""
     return str(found) if (found := fault(result)) else contradiction(assignment, result)
 
 
 def contradiction(assignment: Assignment, result: Result) -> str | None:
-    """The same for a result whose fields keep their bounds."""
+    """As `why_unbelievable`, for a result whose fields are known to be within their bounds."""
     if result.error is not None:
         is_empty = not result.episodes and math.isnan(result.fitness)
-        return None if is_empty else "it has both an error and what was measured"
+        return None if is_empty else "it has both an error and measurements"
     if not math.isfinite(result.fitness):
         return f"fitness {result.fitness} is not a finite number"
     played = tuple([episode.task for episode in result.episodes])
@@ -36,15 +36,15 @@ def contradiction(assignment: Assignment, result: Result) -> str | None:
 
 
 def _mean(rewards: Sequence[float]) -> float:
-    """Added one after the other: Python's `sum` gives other bits from 3.12 on."""
+    """Mean with plain left-to-right addition: Python's `sum` gives other bits from 3.12 on."""
     return reduce(add, rewards, 0.0) / len(rewards)
 
 
 def _other_means(rewards: Sequence[float]) -> tuple[float, float]:
-    """What runs of the first release on Python 3.12 and later recorded, whose `sum` makes up for rounding."""
+    """Means as the first release recorded them on Python 3.12 and later, whose `sum` compensates rounding errors."""
     return sum(rewards) / len(rewards), math.fsum(rewards) / len(rewards)
 
 
 def _few(tasks: Iterable[int]) -> str:
     first = list(tasks)
-    return ", ".join(map(str, first[:8])) + (f", ... ({len(first)} in all)" if len(first) > 8 else "") or "none"
+    return ", ".join(map(str, first[:8])) + (f", ... ({len(first)} in total)" if len(first) > 8 else "") or "none"

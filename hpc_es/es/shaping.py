@@ -17,7 +17,7 @@ Kind = Literal["zscore", "centred_ranks"]
 EPSILON = 1e-8
 """Added to the standard deviation, as in the papers' code."""
 MAX_SCORE = 2 * MAX_REWARD
-"""Of a fitness less its baseline, either way."""
+"""Largest absolute value of a fitness minus its baseline."""
 
 
 def has_spread(fitness: Sequence[float]) -> bool:

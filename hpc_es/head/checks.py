@@ -1,8 +1,8 @@
-"""What is asked of every message before the core acts on it, and how much one sender may cause.
+"""Checks of every message before the core acts on it, and limits on what one sender may cause.
 
-Pure. Nothing that breaks a rule reaches journal, ledger, crew or plane. Who breaks rules again and again is sent away,
-and nobody can make the head write without end: events and given-up leases have an allowance per worker, joins one for
-all.
+Pure. No message that breaks a rule reaches journal, ledger, crew or plane. A worker that keeps breaking rules is
+removed from the run. Nobody can make the head write without end: each worker has an allowance of events and of leases
+that it gives up, and all workers share one allowance of joins.
 """
 
 from hpc_es.allowance import Allowance
@@ -12,13 +12,13 @@ from hpc_es.es.results import contradiction
 from hpc_es.transport.messages import AnyMessage, Report
 
 MAX_REFUSALS = 3
-"""Messages of one worker that break a rule before it is sent away."""
+"""Messages with a broken rule that one worker may send; after one more it is removed from the run."""
 AGE_SLACK_S = 3600.0
 """How much older than its run a report may claim to be: the clock may have been set back between two heads."""
 EVENTS_AT_ONCE, EVENTS_PER_MINUTE = 60, 60
-"""Events that the messages of one worker may cause, and leases that it may give up."""
+"""Limits on the events that the messages of one worker may cause, and on the leases that it may give up."""
 JOINS_AT_ONCE, JOINS_PER_MINUTE = 4096, 600
-"""Workers that may join; one that comes too early asks again with its next heartbeat."""
+"""Limits on the workers that may join; one that is over the limit asks again with its next heartbeat."""
 
 
 def events_allowance() -> Allowance:
@@ -26,13 +26,13 @@ def events_allowance() -> Allowance:
 
 
 def why_refused(message: AnyMessage) -> str | None:
-    """The rule of its fields that a message breaks."""
+    """The rule that a field of the message breaks; None if all fields are valid."""
     found = fault(message)
     return None if found is None else str(found)
 
 
 def why_no_result(report: Report, assignment: Assignment, run_age_s: float) -> str | None:
-    """Why a report cannot be of this assignment, in a run that began so long ago; None: it can."""
+    """Why a report is impossible for this assignment and for the age of the run; None if it is possible."""
     return contradiction(assignment, report.result) or _impossible_times(report, run_age_s)
 
 
@@ -44,5 +44,5 @@ def _impossible_times(report: Report, run_age_s: float) -> str | None:
     in_env = [episode.seconds_in_env for episode in result.episodes]
     measured = (report.started_age, result.seconds_update, result.seconds_perturb, result.seconds_rollout)
     if (longest := max(*measured, *generating, *in_env)) > limit:
-        return f"it says that something took {longest:g} s; the run began {run_age_s:g} s ago"
+        return f"it reports a duration or age of {longest:g} s; the run began {run_age_s:g} s ago"
     return None

@@ -1,6 +1,6 @@
 """The head's decisions: a pure state machine, `handle(event, now) -> [instruction]`.
 
-Consumes what workers say, what the arena and the collective plane finished, and ticks of the clock. Produces
+Consumes messages of workers, results of the arena and the collective plane, and ticks of the clock. Produces
 journal records (each applied to the ledger as it is appended), messages, and work for the arena.
 Invariants: the loop makes every record of a batch durable before it sends any message of that batch; an evaluation
 is counted at most once; update u+1 waits for digest u; no commit leaves v before everything planned at v is leased
@@ -51,10 +51,10 @@ from hpc_es.transport.backends import NOTHING, Offer
 from hpc_es.transport.messages import AnyMessage
 
 MAX_REBUILDS = 3
-"""Digest mismatches of one worker before it is sent away."""
+"""Digest mismatches that one worker may have; after one more it is removed from the run."""
 NULLS_TO_WARN = 5
 SUMMARY_S = 60.0
-"""Between two events that say how many others were left out."""
+"""Seconds between two events that say how many others were left out."""
 STRANGERS = "workers that are not connected"
 DRAINED = "drained on request"
 
@@ -79,16 +79,16 @@ class Core:
         self._exited = False
         self.joins = Allowance(JOINS_AT_ONCE, JOINS_PER_MINUTE)
         self._strangers = events_allowance()
-        self._untold = Counter[str]()
-        """Events that were left out, by worker."""
-        self._sent_away: dict[str, str] = {}
-        """Who was, and why: a worker that is started again has another name."""
-        self._summed_up = -math.inf
+        self._left_out = Counter[str]()
+        """Number of events that were left out, by worker."""
+        self._expelled: dict[str, str] = {}
+        """Workers that were removed from the run, with the reason. A worker that restarts has another name."""
+        self._summary_at = -math.inf
 
-    # --- the one entrance ------------------------------------------------------------------------------------
+    # --- the only entry point --------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Instruction]:
-        """After the ledger has been restored and the arena stands at its version."""
+        """Begin, after the ledger has been restored and the arena is at its version."""
         self._now = self._began = now
         advice = subspaces.advice(self.config.es.population, self.config.es.subspaces)
         if advice and self.ledger.planned < 0:
@@ -100,6 +100,7 @@ class Core:
         return self._take()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Decide what an event leads to."""
         self._now = now
         if self._exited:
             return []
@@ -123,11 +124,11 @@ class Core:
                 self.plane.end_transfer(workers, num_bytes, seconds, error)
             case Tick():
                 self._expire()
-                self._sum_up_untold()
+                self._sum_up_left_out()
                 self._give_up_orphans()
                 self._open_transfer()
             case Deserted(reason=reason):
-                if not self.crew.workers:  # or one has come after all
+                if not self.crew.workers:  # one may have joined meanwhile
                     self.note("error", reason)
                     self._exit(reason, finished=False, failed=True)
             case StopAsked(reason=reason, comes_back=comes_back):
@@ -148,27 +149,27 @@ class Core:
         self._out.append(Send(worker, message))
 
     def note(self, level: str, what: str, detail: str = "") -> None:
-        """Leave an event for people to read later."""
+        """Record an event for people to read later."""
         what, detail = quote(what, MAX_MESSAGE), quote(detail, MAX_MESSAGE)
         self.notes = [*self.notes[-19:], f"{level}: {what}" + (f" ({detail})" if detail else "")]
         self._append(journal.Noted(self._now, level, what, detail))
 
     def _tell(self, sender: str, level: str, what: str, detail: str = "") -> None:
-        """Leave an event that a message caused, within the allowance of its sender."""
+        """Record an event that a message caused, if the allowance of its sender permits."""
         worker = self.crew.workers.get(sender)
         if (worker.allowance if worker else self._strangers).take(self._now):
             self.note(level, what, detail)
         else:
-            self._untold[sender if worker else STRANGERS] += 1
+            self._left_out[sender if worker else STRANGERS] += 1
 
-    def _sum_up_untold(self) -> None:
-        if not self._untold or self._now - self._summed_up < SUMMARY_S:
+    def _sum_up_left_out(self) -> None:
+        if not self._left_out or self._now - self._summary_at < SUMMARY_S:
             return
-        loudest = ", ".join(f"{count} of {name}" for name, count in self._untold.most_common(5))
-        what = f"{self._untold.total()} events were left out: more than {EVENTS_PER_MINUTE} a minute"
+        loudest = ", ".join(f"{count} of {name}" for name, count in self._left_out.most_common(5))
+        what = f"{self._left_out.total()} events were left out: more than {EVENTS_PER_MINUTE} a minute"
         self.note("warning", what, loudest)
-        self._untold.clear()
-        self._summed_up = self._now
+        self._left_out.clear()
+        self._summary_at = self._now
 
     # --- messages --------------------------------------------------------------------------------------------
 
@@ -184,8 +185,7 @@ class Core:
             self._send(sender, messages.Unknown())
 
     def _refuse(self, message: AnyMessage, why: str) -> None:
-        """A message that breaks a rule changes nothing but what is thought of its sender, who is told to send it no
-        more."""
+        """Answer a message that breaks a rule, so that it is not sent again, and count it against its sender."""
         match message:
             case messages.Report(worker=sender, result=result):
                 self._send(sender, messages.Ack(result.eval_id))
@@ -200,7 +200,7 @@ class Core:
                 self._count_refusal(sender)
 
     def _refuse_result(self, report: messages.Report, why: str) -> None:
-        """Void the evaluation, as if it had failed, where this worker was to make it; the work of others goes on."""
+        """Void the evaluation as failed if this worker held its lease; other workers are not affected."""
         result, name, now = report.result, report.worker, self._now
         self._tell(name, "error", f"result {result.eval_id} of worker {quote(name)} is refused", why)
         worker, entry = self.crew.workers.get(name), self.ledger.entries.get(result.eval_id)
@@ -216,15 +216,15 @@ class Core:
             return
         worker.refusals += 1
         if worker.refusals > MAX_REFUSALS:
-            self._send_away(name, f"{worker.refusals} of its messages broke a rule: see the events of this run")
+            self._expel(name, f"{worker.refusals} of its messages broke a rule: see the events of this run")
 
-    def _send_away(self, name: str, reason: str) -> None:
-        self._sent_away[name] = reason
+    def _expel(self, name: str, reason: str) -> None:
+        self._expelled[name] = reason
         self._send(name, messages.Leave(reason, False))
         self._lose(name, reason)
 
     def _act_on(self, message: AnyMessage) -> None:
-        """A message whose fields keep their rules."""
+        """Act on a message whose fields are valid."""
         match message:
             case messages.Hello():
                 self._hello(message)
@@ -241,7 +241,7 @@ class Core:
                     self.plane.end_epoch(epoch, f"{worker}: {detail}")
             case messages.Arrived(worker=worker, ok=ok, detail=detail):
                 if not ok:
-                    self._tell(worker, "warning", f"theta did not come to {worker} by broadcast", detail)
+                    self._tell(worker, "warning", f"worker {worker} did not receive theta by broadcast", detail)
             case messages.Draining(worker=worker, reason=reason):
                 for drained in self.crew.called(worker):
                     self.crew.mark(drained, "draining")
@@ -260,7 +260,7 @@ class Core:
                 self.stopping = self.stopping or reason
 
     def _commits(self, first: int, last: int) -> tuple[Commit, ...]:
-        """Those of versions first..last, up to what one message holds, and one at least: who lacks more asks again."""
+        """Commits of versions first..last, as many as fit into one message, at least one; the worker asks for more."""
         commits, num_members = list[Commit](), 0
         for version in range(max(first, 1), min(last, self.ledger.version) + 1):
             commit = self.ledger.commits[version]
@@ -276,8 +276,8 @@ class Core:
             self._tell(hello.worker, "error", f"worker {hello.worker} refused", reason)
             self._send(hello.worker, messages.Refused(reason))
             return
-        if hello.worker in self._sent_away:
-            self._send(hello.worker, messages.Leave(self._sent_away[hello.worker], False))
+        if hello.worker in self._expelled:
+            self._send(hello.worker, messages.Leave(self._expelled[hello.worker], False))
             return
         if hello.worker not in self.crew.workers and not self.joins.take(self._now):
             return
@@ -321,8 +321,8 @@ class Core:
             self._quarantine(entry)
 
     def _fail_evaluation(self, entry: Entry, failed: Result, worker: str, started: float, finished: float) -> None:
-        """Journal what went wrong, and plan another in its place, unless too many have failed."""
-        error = failed.error or "it failed, and did not say why"
+        """Record a failed evaluation and plan its replacement; fail the run if too many have failed in a row."""
+        error = failed.error or "it failed without an error message"
         self._append(journal.Reported(self._now, worker, failed, started, finished, max(entry.attempts, 1)))
         self.crew.count_result(worker, failed)
         self._replace(entry, error)
@@ -330,7 +330,7 @@ class Core:
             self._fail(error)
 
     def _check_digests(self, version: int) -> None:
-        """Void what was measured around other bits than theta_version, and quarantine who measured it."""
+        """Void results that were measured around other bits than theta_version, and quarantine their workers."""
         for entry in self.ledger.reported_at(version):
             assert entry.result is not None
             if entry.result.digest != self.ledger.digests[version]:
@@ -348,13 +348,13 @@ class Core:
         worker.rebuilds += 1
         self.note("error", f"worker {name} is quarantined", f"digest {wrong:016x} at version {version}")
         if worker.rebuilds > MAX_REBUILDS:
-            self._send_away(name, "its parameters differed again and again: suspect its memory")
+            self._expel(name, "its parameters differed from the head's several times: its memory may be faulty")
         else:
             self.crew.mark(worker, "rebuilding")
             self._send(name, messages.Rebuild(version))
 
     def _replace(self, entry: Entry, reason: str) -> None:
-        """Void an evaluation and plan its replacement; on demand, a new member comes instead."""
+        """Void an evaluation and plan its replacement; in on-demand schedules a new member takes its place later."""
         self._void(entry, reason)
         self._tell(entry.worker or "", "warning", f"evaluation {entry.assignment.eval_id} is void", reason)
         if not self._made_on_demand(entry):
@@ -370,11 +370,11 @@ class Core:
     # --- leases ----------------------------------------------------------------------------------------------
 
     def _holds(self, worker: Worker, eval_id: EvalId | None) -> None:
-        """What a worker says that it holds, whether or not this head gave it; so it holds nothing else any more."""
+        """Note the evaluation that a worker says it holds, whether or not this head leased it; it holds no other."""
         if worker.lease is not None and worker.lease != eval_id:
-            self._drop_lease(worker.name, worker.lease, "the worker does not hold it any more")
+            self._drop_lease(worker.name, worker.lease, "the worker no longer holds it")
         if worker.name not in self.crew.workers:
-            return  # it gave up its work once too often
+            return  # it gave up too many leases
         self.crew.give(worker, eval_id)
         entry = self.ledger.entries.get(eval_id) if eval_id else None
         if entry is not None and entry.state == "queued":
@@ -395,7 +395,7 @@ class Core:
             if self._made_on_demand(entry):
                 self._void(entry, f"lost: {reason}")
             if holder is not None and not holder.allowance.take(self._now):
-                self._send_away(worker, f"it gives up its work more than {EVENTS_PER_MINUTE} times a minute")
+                self._expel(worker, f"it gives up leases more than {EVENTS_PER_MINUTE} times a minute")
 
     def _lose(self, name: str, reason: str) -> None:
         worker = self.crew.leave(name)
@@ -415,18 +415,18 @@ class Core:
                 continue
             if self._now - entry.leased_at > transport.lease_timeout:
                 reason = f"lease of {entry.assignment.eval_id} ran past {transport.lease_timeout:g} s"
-                self._send_away(worker.name, reason)
+                self._expel(worker.name, reason)
 
     def _give_up_orphans(self) -> None:
-        """On demand, what an earlier head had leased waits for its holder, and for no one else; but not for ever."""
+        """In on-demand schedules, void evaluations leased by an earlier head if their workers do not return in time."""
         if self.cohort.on_demand and self._now - self._began > self.config.transport.heartbeat_timeout:
             for entry in self.ledger.queued_members():
                 self._void(entry, "lost: its worker did not come back")
 
-    # --- going on --------------------------------------------------------------------------------------------
+    # --- progress --------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Do whatever has become possible: commit, plan, hand out work, finish."""
+        """Do everything that has become possible: commit, plan, hand out work, finish."""
         if self._exited:
             return
         self._checkpoint()  # before the next commit moves the arena on
@@ -440,13 +440,13 @@ class Core:
             while (worker := self.crew.first_idle()) is not None and (entry := self._next_entry()) is not None:
                 self._lease(entry, worker)
                 self._send(worker.name, messages.Work(entry.assignment))
-        for worker in self.crew.going_home():
+        for worker in self.crew.dismissed_and_done():
             self._send(worker.name, messages.Leave(worker.dismissal or "", False, drained=True))
             self._lose(worker.name, worker.dismissal or "")
         self._exit_if_done()
 
     def _next_entry(self) -> Entry | None:
-        """What to hand out next; on demand, a member is planned when a worker is free for it."""
+        """Next evaluation to hand out; in on-demand schedules a member is planned when a worker is free for it."""
         entry = self.cohort.next_planned(len(self.crew.workers))
         if entry is None and (assignment := self.cohort.next_member()) is not None:
             self._append(journal.Planned(self._now, assignment.version, (assignment,)))
@@ -475,8 +475,8 @@ class Core:
             self._out += self.plane.change_epoch()
 
     def _open_transfer(self) -> None:
-        """Between two updates of the arena, while there is work. Not at once when a worker joins: those who come
-        together share it."""
+        """Open a transfer of theta between two updates of the arena, while there is work. It does not open as soon as a
+        worker joins, so that workers that join together share it."""
         version = self.ledger.version
         digest, is_last = self.ledger.digests.get(version), version >= self.config.run.num_updates
         has_work = not is_last or self.ledger.num_queued(("centre", "eval")) > 0
@@ -514,6 +514,6 @@ class Core:
 
     def _fail(self, error: str) -> None:
         count = self.ledger.failures_in_a_row
-        reason = f"{count} evaluations failed one after the other, so the run stops; the last error: {error}"
+        reason = f"{count} evaluations failed in a row, so the run stops; the last error: {error}"
         self.note("error", reason)
         self._exit(reason, finished=False, failed=True)

@@ -13,12 +13,12 @@ from hpc_es.transport.backends import Offer
 from hpc_es.transport.messages import Hello
 
 WorkerState = Literal["ready", "joining", "draining", "rebuilding"]
-"""joining: theta is on its way to it."""
+"""joining: theta is being sent to the worker."""
 
 
 @dataclass
 class Worker:
-    """One incarnation. `lease` is what it works on, whether or not that still counts."""
+    """One incarnation of a worker. `lease` is the evaluation that it works on, even if that no longer counts."""
 
     name: str
     seat: str
@@ -28,11 +28,11 @@ class Worker:
     seen_at: float
     state: WorkerState = "ready"
     dismissal: str | None = None
-    """Why it is sent home as soon as it holds nothing."""
+    """Why it is told to exit as soon as it holds no evaluation; None: it is not."""
     lease: EvalId | None = None
     rebuilds: int = 0
     refusals: int = 0
-    """Messages of it that broke a rule."""
+    """Number of its messages that broke a rule."""
     allowance: Allowance = field(default_factory=events_allowance)
     num_results: int = 0
     seconds_busy: float = 0.0
@@ -41,7 +41,7 @@ class Worker:
 
 @dataclass
 class Crew:
-    """`state`, `lease` and `dismissal` of a worker change through methods here: so who is idle need not be sought."""
+    """The connected workers. Only methods here change `state`, `lease` and `dismissal`, to track idle ones."""
 
     workers: dict[str, Worker] = field(default_factory=dict)
     num_tokens: int = 0
@@ -50,7 +50,7 @@ class Crew:
     _seats: dict[str, dict[str, Worker]] = field(default_factory=dict)
 
     def join(self, hello: Hello, now: float) -> Worker:
-        """A new incarnation, or one that introduces itself again."""
+        """Add a new incarnation, or update one that says Hello again."""
         worker = self.workers.get(hello.worker)
         if worker is None:
             offer = Offer(hello.collective, hello.gpu)
@@ -74,12 +74,12 @@ class Crew:
         self._sort(worker)
 
     def give(self, worker: Worker, lease: EvalId | None) -> None:
-        """What it works on now; None: nothing."""
+        """Set the evaluation that a worker works on; None: nothing."""
         worker.lease = lease
         self._sort(worker)
 
     def dismiss(self, worker: Worker, reason: str) -> None:
-        """It gets nothing more, and goes home when it holds nothing."""
+        """Give a worker no more evaluations, and let it exit after its current one."""
         worker.dismissal = reason
         self._dismissed[worker.name] = worker
         self.mark(worker, "draining")
@@ -91,7 +91,7 @@ class Crew:
             self._idle.pop(worker.name, None)
 
     def seen(self, name: str, now: float) -> bool:
-        """Note a sign of life; False from someone unknown."""
+        """Note a sign of life; False if the worker is unknown."""
         if name in self.workers:
             self.workers[name].seen_at = now
         return name in self.workers
@@ -100,12 +100,12 @@ class Crew:
         return list(self._seats.get(seat, {}).values())
 
     def called(self, who: str) -> list[Worker]:
-        """By seat or by name."""
+        """Workers with this seat or name."""
         by_name = self.workers.get(who)
         return [by_name] if by_name is not None else self.in_seat(who)
 
-    def going_home(self) -> list[Worker]:
-        """Dismissed, and holding nothing any more."""
+    def dismissed_and_done(self) -> list[Worker]:
+        """Dismissed workers that hold no evaluation."""
         return [worker for worker in self._dismissed.values() if worker.lease is None]
 
     @property
@@ -113,7 +113,7 @@ class Crew:
         return len(self._idle)
 
     def first_idle(self) -> Worker | None:
-        """Who has been idle for longest."""
+        """The worker that has been idle longest; None if none is idle."""
         return next(iter(self._idle.values()), None)
 
     def silent_since(self, time: float) -> list[Worker]:
@@ -127,7 +127,7 @@ class Crew:
             worker.seconds_useful += _seconds(result) if result.error is None else 0.0
 
     def count_useless(self, name: str | None, result: Result) -> None:
-        """A good result that will not be used after all."""
+        """Count a good result that will not be used."""
         if (worker := self.workers.get(name or "")) is not None:
             worker.seconds_useful -= _seconds(result)
 

@@ -32,7 +32,7 @@ class Update(Struct, frozen=True, gc=False):
 
 
 class SaveCheckpoint(Struct, frozen=True, gc=False):
-    """Of the arena, which stands at `version`; answered by CheckpointSaved."""
+    """Save a checkpoint of the arena, which is at `version`; answered by CheckpointSaved."""
 
     version: int
 

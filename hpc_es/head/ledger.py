@@ -1,4 +1,4 @@
-"""What is true of a run: a fold over its journal records.
+"""State of a run: a fold over its journal records.
 
 Invariant: the head changes this state only by appending a record and applying it, so a head that restarts and
 reads the same records holds the same state. No clock, no I/O. Every question costs little, however many evaluations
@@ -22,12 +22,12 @@ EntryState = Literal["queued", "leased", "reported", "counted", "void", "discard
 
 @dataclass(slots=True)
 class Entry:
-    """One planned evaluation and how far it has come."""
+    """One planned evaluation and its state."""
 
     assignment: Assignment
     state: EntryState = "queued"
     worker: str | None = None
-    """Who holds the lease, or who reported."""
+    """The worker that holds the lease, or that reported."""
     leased_at: float = 0.0
     attempts: int = 0
     result: Result | None = None
@@ -35,7 +35,7 @@ class Entry:
 
 
 def why_void(entry: Entry) -> str | None:
-    """Why the result that waits here must not count."""
+    """Why the waiting result must not count."""
     return None if entry.result is None else why_unbelievable(entry.assignment, entry.result)
 
 
@@ -45,7 +45,7 @@ class Ledger:
 
     version: int = 0
     began: float = math.inf
-    """When the first head began."""
+    """Time when the first head began."""
     commits: dict[int, Commit] = field(default_factory=dict)
     digests: dict[int, int] = field(default_factory=dict)
     entries: dict[EvalId, Entry] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Ledger:
     """Fitness of the unperturbed centre on the members' batch, by version."""
     finished: bool = False
     dismissed: set[str] = field(default_factory=set)
-    """Workers that are to go home and have not left yet."""
+    """Workers that were dismissed and have not left yet."""
     live: Counter[int] = field(default_factory=Counter)
     """Members that are queued or leased, by dispatch version."""
     waiting: Counter[int] = field(default_factory=Counter)
@@ -78,7 +78,7 @@ class Ledger:
     _queues: dict[Kind, list[EvalId]] = field(
         default_factory=lambda: {"centre": [], "train": [], "eval": []}, compare=False
     )
-    """Heaps; what is not queued any more is skipped when it comes up."""
+    """Heaps; entries that are no longer queued are skipped when they come up."""
     _centre_ids: dict[int, set[EvalId]] = field(default_factory=dict)
     """Unfinished evaluations of the centre, by version, on evaluation tasks and on the members' batch."""
 
@@ -99,7 +99,7 @@ class Ledger:
         return sum(self._queued[kind] for kind in kinds)
 
     def queued_members(self) -> list[Entry]:
-        """Members that nobody holds."""
+        """Members that no worker holds."""
         ids = sorted(set(self._queues["train"])) if self._queued["train"] else []
         return [entry for eval_id in ids if (entry := self.entries[eval_id]).state == "queued"]
 
@@ -112,11 +112,11 @@ class Ledger:
         return counts
 
     def waiting_in(self, groups: Iterable[tuple[int, int]]) -> list[Entry]:
-        """What waits in these groups, sorted by (dispatch version, slot)."""
+        """Waiting members of these groups, sorted by (dispatch version, slot)."""
         return [self.entries[eval_id] for eval_id in sorted(name for group in groups for name in self.groups[group])]
 
     def reported_at(self, version: int) -> list[Entry]:
-        """Results measured at `version` that nothing has counted yet."""
+        """Results measured at `version` that have not been counted yet."""
         members = (ids for (_, measured_at), ids in self.groups.items() if measured_at == version)
         waiting = set[EvalId]().union(*members, self._centre_ids.get(version, ()))
         entries = [self.entries[eval_id] for eval_id in sorted(waiting)]
@@ -126,14 +126,14 @@ class Ledger:
         return any(self._centre_ids.values())
 
     def contradictions(self) -> list[tuple[Entry, str]]:
-        """Results that wait and cannot have come of their assignments, with the reason: heads of the first release
-        wrote down whatever a worker said."""
+        """Waiting results that are impossible for their assignments, with the reason: heads of the first release
+        recorded everything that a worker reported."""
         return [(entry, why) for entry in self.entries.values() if (why := why_void(entry))]
 
     # --- the fold ------------------------------------------------------------------------------------------
 
     def apply(self, record: journal.Record) -> None:
-        """Errors: StoreError when the record contradicts an earlier one."""
+        """Apply one record. Errors: StoreError when it contradicts an earlier one."""
         match record:
             case journal.Started(base_digest=digest, time=time):
                 self._set_digest(0, digest)
@@ -246,7 +246,7 @@ class Ledger:
             self._finish_centres(assignment.version)
 
     def _finish_centres(self, version: int) -> None:
-        """Close what is complete of the centre's evaluations at a version, from the parameters that the head has."""
+        """Close the complete evaluations of the centre at a version that were measured around the head's digest."""
         if version not in self.digests:
             return
         entries = [self.entries[eval_id] for eval_id in sorted(self._centre_ids.get(version, ()))]
@@ -275,7 +275,7 @@ class Ledger:
         self._centre_ids.get(entry.assignment.version, set()).discard(entry.assignment.eval_id)
 
     def _forget(self, entry: Entry) -> None:
-        """It waits no more."""
+        """Remove a member from the waiting ones."""
         group = (entry.assignment.update, entry.assignment.version)
         waiting = self.groups.get(group, set())
         if entry.assignment.eval_id not in waiting:

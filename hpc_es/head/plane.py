@@ -113,7 +113,7 @@ class Plane:
         return epoch
 
     def _able_to_meet(self) -> list[Worker]:
-        """Who can join a process group, in a fixed order."""
+        """Workers that can join a process group, in a fixed order."""
         able = (worker for worker in self.crew.workers.values() if worker.offer.backend != "none")
         return sorted(able, key=lambda worker: worker.name)
 
@@ -130,14 +130,14 @@ class Plane:
         return exceeds_gloo
 
     def _choose(self, members: list[Worker]) -> Backend:
-        """Of a group of the head and these. Where NCCL cannot be had, an event says why, once."""
+        """Backend of a group of the head and these workers. If NCCL cannot be used, an event says why, once."""
         choice = choose_backend(self.config.backend, [self.offer, *(worker.offer for worker in members)])
         backend, why = choice.backend, choice.why
         if backend == "nccl" and self._nccl_failures >= NCCL_TRIES:
             backend, why = "gloo", f"{self._nccl_failures} groups in a row did not come up with NCCL"
         if why and why != self._told:
             self._told = why
-            self._note("warning", "the collective plane uses Gloo in place of NCCL", why)
+            self._note("warning", "the collective plane uses Gloo instead of NCCL", why)
         return backend
 
     # --- theta for those who join ----------------------------------------------------------------------------

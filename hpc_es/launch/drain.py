@@ -21,8 +21,8 @@ def drain(paths: RunPaths, who: str) -> str:
     worker = find(_ask(paths, StatusRequest()), who)
     left = [one for one in _ask(paths, DrainRequest(worker.worker)).workers if one.worker == worker.worker]
     if not left:
-        return f"{worker.seat} held nothing and was sent home"
-    return f"{worker.seat} goes home once {left[0].eval_id} is done"
+        return f"{worker.seat} had no evaluation and was told to exit"
+    return f"{worker.seat} exits when {left[0].eval_id} is done"
 
 
 def find(status: Status, who: str) -> WorkerStatus:

@@ -47,7 +47,7 @@ class Frozen:
     model: str
     """A Hugging Face folder; of an endpoint, the model's name there."""
     url: str | None = None
-    """Of an endpoint with OpenAI's chat API."""
+    """URL of an endpoint with OpenAI's chat API."""
 
 
 def of_run(trained: Config, asked: Asked, base: Path | None = None) -> Config:

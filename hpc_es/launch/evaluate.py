@@ -39,7 +39,7 @@ RUN = "run"
 """The source of what a run folder's own journal has."""
 WORKER = "hpc-es eval"
 PROGRESS_S = 15.0
-"""Between two lines of progress."""
+"""Seconds between two lines of progress."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def evaluate(
         refuse_another_evaluation(later.earlier[0], config, later.path)
         settle_tasks(recorded.paths.later_eval_tasks(name), config, has_begun=True)
         left = what_is_left(config, chosen, later.earlier)
-        announce(config, left, f"{later.path}: if it is stopped, the same command with --name {name} goes on", say)
+        announce(config, left, f"{later.path}: if it is stopped, the same command with --name {name} resumes it", say)
         if left:
             keep = TrajectoryFile(recorded.paths.later_eval_trajectories(name), WORKER).append
             asyncio.run(_evaluate(replace(recorded, config=config), left, later.append, keep, say))

@@ -43,7 +43,7 @@ def evaluate_model(frozen: Frozen, out: Path, asked: Asked, *, say: Say = print)
             raise LaunchError(f"{out} cannot be written: {error}") from None
         settle_tasks(paths.tasks, config, has_begun=bool(earlier))
         left = what_is_left(config, (0,), earlier)
-        announce(config, left, f"{out}: if it is stopped, the same command goes on", say)
+        announce(config, left, f"{out}: if it is stopped, the same command resumes it", say)
         if left:
             asyncio.run(_evaluate(Recorded.frozen(paths, config), left, say))
             rebuild(out, warn=say)
@@ -56,7 +56,7 @@ def _refuse_something_else(paths: RunPaths, config: Config) -> None:
         return
     if not paths.config.is_file():
         if not paths.root.is_dir() or any(path != paths.launcher_lock for path in paths.root.iterdir()):
-            raise ConfigError(f"{paths.root} exists already and is no evaluation: name another --out")
+            raise ConfigError(f"{paths.root} exists already and is not an evaluation: name another --out")
         return
     harmful, _ = compare(began_config(paths) or load(paths.config).config, config)
     if harmful:

@@ -139,7 +139,7 @@ def _settle_base(fork: Fork, theta: "Callable[[], Arena]", say: Callable[[str], 
 
 
 def theta_digest(arena: "Arena") -> int:
-    """Of the parameters alone, without an optimiser's state: the base digest of a run that begins here."""
+    """Digest of the parameters alone, without an optimiser's state: the base digest of a run that begins here."""
     return sum(kernels().digest(arena.tensor(name).reshape(-1), tensor_id(name)) for name in arena.names) % 2**64
 
 

@@ -62,7 +62,7 @@ def read_tasks(path: Path) -> Manifest | None:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreError(
             f"{path} cannot be read as a manifest of evaluation tasks: {error}; restore it from a copy, or remove it: "
-            "it is written anew when the run goes on"
+            "it is written again when the run resumes"
         ) from None
 
 

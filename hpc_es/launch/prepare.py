@@ -71,7 +71,7 @@ def check_model(path: Path, engine: EngineConfig) -> None:
     if not path.is_dir():
         raise ModelError(f"model.path={path}: no such folder; {remedy}")
     if not (path / "config.json").exists():
-        raise ModelError(f"model.path={path} has no config.json, so it is no Hugging Face folder; {remedy}")
+        raise ModelError(f"model.path={path} has no config.json, so it is not a Hugging Face folder; {remedy}")
     described = read_config(path)
     if not any(path.glob("*.safetensors")):
         raise ModelError(f"model.path={path} holds no *.safetensors; convert the checkpoint with save_pretrained")
@@ -97,7 +97,7 @@ def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
             raise ConfigError(
                 f"{paths.root} began with another configuration:\n"
                 + "".join(f"  {difference}\n" for difference in harmful)
-                + f"Give this run another run.name, or set these back: `hpc-es run {paths.root}` goes on as it began, "
+                + f"Give this run another run.name, or set these back: `hpc-es run {paths.root}` resumes as before, "
                 "unless its config.yaml was edited"
             )
         changed = [str(difference) for difference in harmless]

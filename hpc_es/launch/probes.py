@@ -24,7 +24,7 @@ Say = Callable[[str], None]
 DEFAULT_LAGS = (1, 4, 8)
 DEFAULT_MEMBERS = 8
 MAX_LINES = 20
-"""Of progress; every score is in what is returned."""
+"""Most lines of progress; the return value has every score."""
 
 
 @dataclass(frozen=True)

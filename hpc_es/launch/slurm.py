@@ -52,7 +52,7 @@ class Job:
     """A handle: Slurm is asked anew each time. Errors: LaunchError where Slurm's commands fail."""
 
     job_id: str
-    """Of the job, or of the whole array."""
+    """ID of the job, or of the whole array."""
     role: Role
     slurm: Slurm
 

@@ -149,7 +149,7 @@ class Slurm:
             raise LaunchError(f"scontrol requeue {name}: {answer.error}")
 
     def partitions(self) -> tuple[str, ...]:
-        """Those that there are; empty when sinfo does not say."""
+        """Existing partitions; empty if sinfo does not list them."""
         answer = self._run(["sinfo", "--noheader", "--format=%R"])
         return tuple(sorted(set(answer.out.split()))) if answer.code == 0 else ()
 

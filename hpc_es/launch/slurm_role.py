@@ -19,7 +19,7 @@ from hpc_es.place import Place
 from hpc_es.worker.seat import read_all
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_OUT_OF_TIME = 0, 1, 4
-"""Of head and worker: see run_head and run_worker."""
+"""Exit codes of head and worker: see run_head and run_worker."""
 
 log = logging.getLogger(__name__)
 

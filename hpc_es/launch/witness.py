@@ -1,9 +1,9 @@
-"""A parent that stays when a process which plays environments ends, and says how it ended.
+"""A parent process, the witness, that reports how a process which runs environments ended.
 
-An environment runs inside the worker and can end it with any exit code: os._exit(0) would pass for a worker that has
-finished. So the work is done by a forked child, and its parent, the witness, plays nothing and imports nothing heavy.
-Invariants: the witness ends as the child does where the child decided to end (`Calls.decide_to_end`), and with a code
-that means failure otherwise; the child never outlives it; signals that are sent to the witness reach the child.
+An environment runs inside the worker and can end it with any exit code: after os._exit(0) the worker would seem to have
+finished. So a forked child does the work, and its parent, the witness, runs no environment and imports nothing heavy.
+Invariants: if the child decided to end (`Calls.decide_to_end`), the witness ends with the same code, otherwise with one
+that means failure; the child never outlives the witness; signals that are sent to the witness reach the child.
 """
 
 import contextlib
@@ -23,23 +23,23 @@ from hpc_es.worker.seat import note
 
 _POLL_S = 0.5
 _PAUSE_S = 5.0
-"""A longer time between two looks means that the machine or this process stood still."""
+"""A longer time between two checks means that the machine or this process was suspended."""
 _PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 _FROM_TERMINAL = 128
-"""si_code of a signal that the kernel sends, as for Ctrl-C: the child has had it too."""
+"""si_code of a signal from the kernel, such as Ctrl-C: the child has received it too."""
 _GOODBYE_S = 5.0
 EXIT_FAILED = 1
 _PR_SET_PDEATHSIG = 1
 
 
 def stand_witness(tell: Callable[[str], int]) -> None:
-    """Fork. Returns in the child, which does the work; the parent stays here, and ends when the child has ended.
+    """Fork. Returns only in the child, which does the work; the parent stays here and ends after the child.
 
-    `tell` is called by the parent with what happened, when the child did not decide to end; it gives the exit code.
+    If the child did not decide to end, the parent calls `tell` with what happened; `tell` returns the exit code.
     """
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
-            stream.flush()  # or both processes write what is still in the buffers
+            stream.flush()  # otherwise both processes write what is still in the buffers
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_PASSED_ON, signal.SIGCHLD})
     parent = os.getpid()
     child = os.fork()
@@ -53,13 +53,13 @@ def stand_witness(tell: Callable[[str], int]) -> None:
 
 
 def died_as_command(what: str) -> int:
-    """`tell` of a command that plays environments in a person's terminal."""
+    """`tell` for a command that runs environments in a terminal."""
     print(f"error: the process of this command {what}", file=sys.stderr)
     return EXIT_FAILED
 
 
 def died_as_worker(paths: RunPaths, seat: str) -> Callable[[str], int]:
-    """`tell` of a worker: the log, RUN/seats and the head are told, so that it is not missed for long."""
+    """`tell` for a worker: report to its log, RUN/seats and the head, which need not wait for a timeout then."""
 
     def tell(what: str) -> int:
         print(f"error: worker {seat} {what}", file=sys.stderr, flush=True)
@@ -90,7 +90,7 @@ def _watch(child: int, tell: Callable[[str], int]) -> NoReturn:
     code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
     if CALLS.wanted_code is not None:
         os._exit(code if code > 0 else CALLS.wanted_code)  # 120: what was printed could not be written
-    if -code in _PASSED_ON:  # somebody asked for the end: no fault of an environment
+    if -code in _PASSED_ON:  # somebody asked it to end, so no environment is at fault
         signal.signal(-code, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
         os.kill(os.getpid(), -code)
@@ -108,7 +108,7 @@ def _is_stopped(pid: int) -> bool:
 
 def _what_happened(code: int, overdue: str | None) -> str:
     if overdue is not None:
-        return f"was ended: {overdue} did not return within its time limit, and held the whole process"
+        return f"was ended: {overdue} did not return within its time limit, and blocked the whole process"
     if CALLS.last_words:
         return f"had to end: {CALLS.last_words}"
     return cause(code) + during(CALLS.running())

@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     start: int
     theta: Array
     state: tuple[State, ...]
-    """Of the same elements."""
+    """Optimiser state of the same elements."""
 
     def digest(self) -> int:
         return self.theta_digest() + self.state_digest()
@@ -185,7 +185,7 @@ class Arena:
         return self._sum(Piece.digest, names)
 
     def theta_digest(self) -> int:
-        """Of theta alone: the base digest of an arena that was loaded from this one's export."""
+        """Digest of theta alone: the base digest of an arena that was loaded from this one's export."""
         return self._sum(Piece.theta_digest)
 
     def perturbed(self, name: str, member: Member | None, dtype: Dtype, out: Array | None = None) -> Array:

@@ -36,7 +36,7 @@ class Base(Protocol):
         """Advance this rank's share of theta by consecutive commits; partial sums, as Arena.apply."""
 
     def reload(self) -> None:
-        """The arena was loaded anew."""
+        """Note that the arena was reloaded."""
 
 
 def make_base(
@@ -111,7 +111,7 @@ class _Piece:
     out: Array
     trained: bool
     state: tuple[State, ...]
-    """Of the same elements; none where this copy does not count."""
+    """Optimiser state of the same elements; none if this copy does not count."""
 
     def write(self, noisy: Perturbation | None) -> int:
         """Returns this piece's share of the digest."""

@@ -30,7 +30,7 @@ def work(commit: Commit) -> float:
 
 
 def full_work(num_members: int, num_subspaces: int) -> float:
-    """Of a commit that is no null commit."""
+    """Cost of a non-null commit."""
     return 1.0 + num_members / num_subspaces
 
 

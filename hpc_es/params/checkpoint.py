@@ -36,13 +36,13 @@ class Manifest(Struct, frozen=True):
 
     version: int
     digest: int
-    """Of theta_version in fp32 (and of the optimiser's state), whatever type the weights beside it have."""
+    """Digest of theta_version in fp32 (and of the optimiser's state), whatever type the weights beside it have."""
     base_digest: int
     num_parameters: int
     dtype: str = "float32"
-    """Of the weights beside it."""
+    """dtype of the weights in the same folder."""
     theta_digest: int | None = None
-    """Of theta alone, for exported folders; equal to `digest` where there is no optimiser."""
+    """Digest of theta alone, for exported folders; equal to `digest` where there is no optimiser."""
 
 
 def write(run: RunPaths, arena: "Arena", digest: int | None = None) -> Path:

@@ -83,7 +83,7 @@ def bytes_needed(arena: Arena, regions: Iterable[Region]) -> int:
 
 
 def bytes_free(device: torch.device) -> int:
-    """Of the device, whoever has taken the rest."""
+    """Free bytes of the device, whichever process took the rest."""
     return int(torch.cuda.mem_get_info(device)[0])
 
 
@@ -178,7 +178,7 @@ class DeviceBase:
         return UpdateReport(digests, tuple(trace.squares), time.monotonic() - begin)
 
     def reload(self) -> None:
-        """The arena was loaded anew."""
+        """Note that the arena was reloaded."""
         self._load(Ring(self._device))
 
     def _pass(self, updates: Sequence[Update]) -> Trace:

@@ -14,7 +14,7 @@ MOST_RANKS = 8
 
 
 def num_heads(described: Mapping[str, Any]) -> int | None:
-    """Of a config.json; None where it does not say it by its usual name."""
+    """Attention heads in a config.json; None if it has no key of the usual name."""
     heads = (text_config(dict(described)) or described).get("num_attention_heads")
     return heads if isinstance(heads, int) and heads > 0 else None
 

@@ -162,7 +162,7 @@ class Streamed:
         return UpdateReport(digests, tuple(trace.squares), time.monotonic() - begin)
 
     def reload(self) -> None:
-        """The arena was loaded anew."""
+        """Note that the arena was reloaded."""
         self._whole, self._rest, self._digest_of_state = Whole(), None, None
 
     def _part(self, held: Held, start: int, buffer: torch.Tensor) -> "_Part":

@@ -27,7 +27,7 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "e
 _MAX_HEADER = 100 * 2**20
 _MAX_SIZE = 2**48
 _MAX_DIMENSIONS = 32
-"""Of numpy before version 2."""
+"""Most dimensions in numpy before version 2."""
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -37,7 +37,7 @@ _BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-"""Of one element. Types that the format gains later are only checked for their place."""
+"""Bits of one element. Tensors of types that the format gains later are checked only for their position."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """config.json of a Hugging Face folder. Errors: ModelError."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise ModelError(f"model.path {folder} is no folder; `hpc-es model get` fetches a model, or name a local one")
+        raise ModelError(f"model.path {folder} is not a directory; run `hpc-es model get`, or name a local model")
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def scan_file(path: Path) -> list[Stored]:
     try:
         total = path.stat().st_size
         if not path.is_file():
-            raise ModelError(f"{path} is no file, but a directory or a device; fetch the model again")
+            raise ModelError(f"{path} is not a regular file; fetch the model again")
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(_MAX_HEADER, total - 8):
@@ -150,7 +150,7 @@ def _entry(name: str, entry: Any, path: Path, begin: int) -> tuple[Stored, int]:
         raise ModelError(f"{path} is damaged: {name[:200]!a} {why}; fetch it again")
 
     if not _is_text(name):
-        refuse("is a name that is no text")
+        refuse("is a name that is not text")
     if not isinstance(entry, dict):
         refuse(f"has {reprlib.repr(entry)} for type, shape and place")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")

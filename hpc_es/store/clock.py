@@ -1,14 +1,14 @@
-"""The clock by which whoever writes a journal stamps its records.
+"""The clock that stamps the records of a journal.
 
-Invariant: it never jumps and never runs backwards, whatever is done to the machine's clock meanwhile. Two writers of
-one run may still disagree, on two machines or after one was set: Projection puts them one after the other.
+Invariant: it never jumps and never runs backwards, even if the machine's clock is set. Two writers of one run may still
+disagree, on two machines or after a clock was set; Projection then puts their times in order.
 """
 
 import time
 
 
 class Clock:
-    """Seconds since the epoch: the wall clock once, the monotonic clock from then on."""
+    """Seconds since the epoch: reads the wall clock once, then counts with the monotonic clock."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()

@@ -1,11 +1,11 @@
-"""Frames: how records lie in a journal file, so that whatever was lost, repeated, moved or altered is noticed.
+"""Frames: how a journal file stores records, so that lost, repeated, moved or altered ones are noticed.
 
 A file is eight bytes of magic and format version, then frames. In format 2 a frame is a header (marker, length of the
 payload, CRC-32 of all that follows, sequence number, running digest) and its payload, a msgpack list of records. The
 running digest is BLAKE2b over the running digest of the frame before, the sequence number and the payload, so it covers
 everything from the first record on, which names run, generation and predecessor. The CRC tells whether a frame is
-whole, and with it a torn tail from damage; sequence number and digest tell whether it stands where it was written. The
-frame without records is the end mark: whoever wrote the file ended in good order, and nothing comes after it.
+complete, and so a torn tail from damage; sequence number and digest tell whether it is where it was written. A frame
+without records is the end mark: its writer closed the file in good order, and nothing comes after it.
 
 Format 1, of the first release, has neither sequence number, digest nor end mark: a frame that was removed or moved as a
 whole is not noticed there.
@@ -29,9 +29,9 @@ DIGEST_BYTES = 16
 _FILE = struct.Struct("<4sI")
 _MAGIC = b"HPCJ"
 _MARKER = b"\xb6\x0fJ\xf1"
-"""Starts every frame, so that a frame can be found again behind a damaged length. 0xf1 follows in no UTF-8 text."""
+"""Starts every frame, so that frames can be found again after a damaged length. Valid UTF-8 never contains it."""
 _CHECKED = struct.Struct("<4sII")
-"""Marker, length, CRC-32 of what follows: all that a header of format 1 has."""
+"""Marker, length, CRC-32 of what follows: the whole header in format 1."""
 _PLACED = struct.Struct(f"<I{DIGEST_BYTES}s")
 """Sequence number and running digest, in format 2."""
 
@@ -43,12 +43,13 @@ FILE_HEADER = _FILE.pack(_MAGIC, FORMAT_VERSION)
 
 
 class Chain(NamedTuple):
-    """Where a file stands: how many frames it has, and the running digest over them."""
+    """State of a file: how many frames it has, and the running digest over them."""
 
     num_frames: int = 0
     digest: bytes = bytes(DIGEST_BYTES)
 
     def after(self, payload: bytes | memoryview) -> "Chain":
+        """The chain with one more frame."""
         running = blake2b(self.digest, digest_size=DIGEST_BYTES)
         running.update(self.num_frames.to_bytes(4, "little"))
         running.update(payload)
@@ -56,7 +57,7 @@ class Chain(NamedTuple):
 
 
 def frame(records: Sequence[AnyRecord], chain: Chain = Chain()) -> tuple[bytes, Chain]:  # noqa: B008 - immutable
-    """The bytes of one frame after `chain`, and the chain with it. No records: the end mark."""
+    """Encode one frame that follows `chain`; return its bytes and the new chain. Without records: the end mark."""
     payload = _encoder.encode(records)
     longer = chain.after(payload)
     place = _PLACED.pack(chain.num_frames, longer.digest)
@@ -74,14 +75,14 @@ class Frames:
         """Errors: JournalDamaged; StoreError for a newer format."""
         self.path, self.data = path, data
         self.version = _version(path, data)
-        """0: there is no file header, and no frame."""
+        """Format version; 0 if there is no file header, and so no frame."""
         self.end = _FILE.size if self.version else 0
-        """Bytes up to a torn tail, or to the end of the file."""
+        """Number of bytes up to a torn tail, or to the end of the file."""
         self.closed = False
         """Whether the last frame is the end mark."""
         self.chain = Chain()
         self.content = (self.end, self.chain)
-        """The end and the chain without the end mark: where a writer goes on."""
+        """`end` and `chain` before the end mark: where a writer continues."""
 
     def __iter__(self) -> Iterator[tuple[int, list[AnyRecord]]]:
         """(offset, records) of every frame but the end mark. Errors: JournalDamaged; StoreError for a newer schema."""
@@ -89,7 +90,7 @@ class Frames:
             yield offset, self.decode(offset, payload)
 
     def payloads(self) -> Iterator[tuple[int, memoryview]]:
-        """The same, not decoded."""
+        """(offset, payload) of the same frames, not decoded."""
         while self.version and (intact := _intact_at(self.data, self.end, self.version)) is not None:
             offset = self.end
             if self.version > 1:
@@ -105,7 +106,7 @@ class Frames:
 
     @property
     def seal(self) -> bytes:
-        """Covers every valid byte; what the next segment keeps of this one."""
+        """Digest of every valid byte, which the first record of the next segment holds."""
         if self.version > 1:
             return self.chain.digest
         return blake2b(self.data[: self.end], digest_size=DIGEST_BYTES).digest()
@@ -119,14 +120,14 @@ class Frames:
             raise damaged(
                 self.path,
                 offset,
-                f"here is frame {intact.sequence}, where frame {self.chain.num_frames} belongs: frames were removed, "
+                f"frame {intact.sequence} stands where frame {self.chain.num_frames} belongs: frames were removed, "
                 "repeated or moved",
             )
         if intact.digest != longer.digest:
             raise damaged(
                 self.path,
                 offset,
-                f"frame {intact.sequence} does not continue the frames before it: it is from another segment or run",
+                f"frame {intact.sequence} does not continue the frames before it: it comes from another segment or run",
             )
         self.chain, self.closed = longer, intact.payload == _END_MARK
         if not self.closed:
@@ -139,19 +140,19 @@ class Frames:
         try:
             return _decoder.decode(payload)
         except (msgspec.DecodeError, RecursionError) as error:
-            raise damaged(self.path, offset, f"the checksum is right, but these are no records: {error}") from error
+            raise damaged(self.path, offset, f"correct checksum, but not a list of records: {error}") from error
 
     def _refuse_later_frames(self) -> None:
-        """Tell a torn tail from damage: a tail is the last thing in its file, damage has a whole frame after it."""
+        """Tell a torn tail from damage: a torn tail ends the file, damage is followed by a complete frame."""
         later = self.data.find(_MARKER, self.end)
         while later >= 0:
             if any(_intact_at(self.data, later, version) for version in (1, 2)):
-                raise damaged(self.path, self.end, f"no valid frame, yet there is one further on, at {later}")
+                raise damaged(self.path, self.end, f"no valid frame here, but one follows at {later}")
             later = self.data.find(_MARKER, later + 1)
 
 
 class _Intact(NamedTuple):
-    """A frame whose checksum is right."""
+    """A frame whose checksum is correct."""
 
     payload: memoryview
     end: int
@@ -195,7 +196,7 @@ def _check_schema(path: Path, payload: memoryview) -> None:
     try:
         records = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, RecursionError):
-        return  # decode has the words for it
+        return  # decode reports it
     first = records[0] if isinstance(records, list) and records else None
     version = first.get("schema_version", 0) if isinstance(first, dict) else 0
     if isinstance(version, int) and version > SCHEMA_VERSION:

@@ -31,7 +31,7 @@ from hpc_es.store.rows import Changes, as_array, storable
 from hpc_es.store.schema import SCHEMA_VERSION, TABLES, Column
 
 RETRY_SECONDS = 30.0
-"""Between two attempts to build the file again after a failure: each one reads the whole journal."""
+"""Seconds between two attempts to rebuild the file after a failure: each one reads the whole journal."""
 
 _SPILL_CELLS = 500_000
 """While a file is being built, changes are written out whenever there are so many: bounds memory."""

@@ -1,8 +1,8 @@
-"""What stands in a run.h5: its attributes and its tables, or Unusable.
+"""Read the attributes and tables of a run.h5, or raise Unusable.
 
-Invariant: HDF5 sees no byte that is not proven by its checksum (pages.py), for on a damaged file it may never return,
-or give other numbers. Files of the first release have no checksums of pages; a process of its own, with a limit on
-time and memory, reads those.
+Invariant: HDF5 sees only bytes whose checksum is correct (pages.py), because on a damaged file it may never return, or
+return wrong numbers. Files of the first release have no page checksums; a separate process, with limits on time and
+memory, reads those.
 """
 
 import io
@@ -31,18 +31,18 @@ Attrs = dict[str, Any]
 T = TypeVar("T")
 
 HAS_CHECKSUMS = "page_checksums"
-"""Attribute of files that end in checksums of their pages: one that has lost its end is not taken for an older file."""
+"""Attribute of files that end in page checksums, so that one that lost its end is not taken for an older file."""
 
 _FLUSH_SECONDS = 2.0
-"""How long to wait for a flush that is under way: the file then has no valid end."""
+"""How long to wait for a running flush, during which the file has no valid end."""
 _REPLACED_SECONDS = 0.2
-"""How long to try again while pages are not what the end of the file says, and nothing changes: file systems of several
-nodes may show an older end for a moment."""
+"""How long to try again while pages do not match the checksums and nothing changes: shared file systems may show an
+older end of the file for a moment."""
 _MOST_SECONDS = 60.0
-"""How long to try again in all, while flush follows upon flush."""
+"""How long to try again in total while flushes follow each other."""
 _OLD_FILE_SECONDS = 120.0
 _OLD_FILE_MEMORY = 4 * 2**30
-"""Beyond 16 times the size of the file."""
+"""Memory limit for reading an old file, in addition to 16 times its size."""
 
 _FAILURES = (OSError, RuntimeError, KeyError, ValueError, TypeError, IndexError, AttributeError, ArithmeticError)
 """What h5py and numpy raise for damaged files, depending on where they notice."""
@@ -53,45 +53,45 @@ class Unusable(Exception):
 
 
 def read_attrs(path: Path) -> Attrs:
-    """Errors: Unusable; NoChecksums; StoreError for a newer schema."""
+    """Attributes of a run.h5. Errors: Unusable; NoChecksums; StoreError for a newer schema."""
     return _look(path, lambda file: _attrs(file, path))
 
 
 @dataclass(frozen=True)
 class Hdf5End:
-    """How far a run.h5 is: which head of which run wrote it, and how many bytes of that head's segment it has."""
+    """How far a run.h5 got: which head of which run wrote it, and how many bytes of that head's segment it covers."""
 
     run_id: str
     generation: int
     num_bytes: int
     later_evals: dict[str, int]
-    """Bytes of the journals of later evaluations, by name."""
+    """Number of bytes of the journals of later evaluations, by name."""
 
 
 def hdf5_end(path: Path) -> Hdf5End | None:
-    """None when the file cannot be used. Errors: StoreError when it is of a newer schema."""
+    """How far the run.h5 got; None if it cannot be used. Errors: StoreError for a newer schema."""
     try:
         try:
             attrs = read_attrs(path)
         except NoChecksums:
             _, attrs = read_old(path)
         merged = json.loads(attrs["later_evals"])
-        later = merged if isinstance(merged, dict) else {}  # a list by the first hpc_es that had such journals
+        later = merged if isinstance(merged, dict) else {}  # the first versions wrote a list
         return Hdf5End(str(attrs["run_id"]), int(attrs["generation"]), int(attrs["journal_bytes"]), later)
     except (Unusable, KeyError, ValueError, TypeError):
         return None
 
 
 def read_table(path: Path, table: str) -> Columns:
-    """One table, as a flush left it. Errors: as `read_attrs`."""
+    """Columns of one table, as a flush left them. Errors: as `read_attrs`."""
 
     return _look(path, lambda file: _columns(file, table))
 
 
 def read_old(path: Path) -> tuple[dict[str, Columns], Attrs]:
-    """All of a file that has no checksums of its pages. Errors: Unusable; StoreError for a newer schema."""
+    """Tables and attributes of a file without page checksums. Errors: Unusable; StoreError for a newer schema."""
     child = "import sys; from hpc_es.store.hdf5_tables import _print_old; _print_old(sys.argv[1])"
-    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # each would reserve memory, which is limited
+    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}  # each reserves memory, which is limited
     environment = os.environ | threads | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-P", "-c", child, str(path)]
     try:
@@ -108,7 +108,7 @@ def read_old(path: Path) -> tuple[dict[str, Columns], Attrs]:
 
 
 def _print_old(path: str) -> None:
-    """The child of `read_old`: its answer, or the exception to raise, pickled to stdout."""
+    """Child process of `read_old`: writes its answer, or the exception to raise, to stdout as a pickle."""
     import resource
 
     import h5py
@@ -132,11 +132,11 @@ def _print_old(path: str) -> None:
     sys.stdout.buffer.write(pickle.dumps(answer))
 
 
-# --- proven content -----------------------------------------------------------------------------------------------
+# --- content with checksums ---------------------------------------------------------------------------------------
 
 
 def _look(path: Path, at: Callable[["h5py.File"], T]) -> T:
-    """What `at` finds in one state of the file, as a flush left it. Waits for a flush that is under way."""
+    """Call `at` on one consistent state of the file, as a flush left it. Waits for a running flush."""
     import h5py
 
     began = since = time.monotonic()
@@ -147,7 +147,7 @@ def _look(path: Path, at: Callable[["h5py.File"], T]) -> T:
         try:
             with Pages(path) as pages:
                 state = pages.state
-                # where a flush came in between, as it will again: all at once, which takes a tenth of the time
+                # if a flush interfered once, read all at once from then on, which takes a tenth of the time
                 source = pages if last is None else io.BytesIO(b"".join(iter(lambda: pages.read(2**24), b"")))
                 with h5py.File(source, "r") as file:
                     return at(file)
@@ -168,7 +168,7 @@ def _look(path: Path, at: Callable[["h5py.File"], T]) -> T:
 
 
 def _is_fresh(path: Path) -> bool:
-    """Whether somebody wrote to the file so recently that a flush may be under way."""
+    """Whether the file was written so recently that a flush may be running."""
     try:
         return time.time() - path.stat().st_mtime < _FLUSH_SECONDS
     except OSError:
@@ -203,12 +203,12 @@ def _column(group: Any, column: Column) -> "np.ndarray[Any, Any]":
 
 
 class _Texts(dict[bytes, str]):
-    """Decoded texts: most come many times, and looking one up is faster than decoding it again."""
+    """Cache of decoded texts: most occur many times, and a lookup is faster than decoding."""
 
     def __missing__(self, text: bytes) -> str:
         return self.setdefault(text, text.decode())
 
 
 def memory_dtype(column: Column) -> str:
-    """Of a column that has been read."""
+    """dtype of a column once it has been read."""
     return "object" if column.dtype in ("str", "choice") else column.dtype

@@ -1,19 +1,19 @@
 """The journal: an append-only, checksummed file from which a run can be rebuilt.
 
 One segment per head start, RUN/journal.<g>.hpcj, made of frames (frames.py). One frame holds what one `sync` made
-durable, and the next frame is only written after that, so whatever a crash or a full disk leaves behind is at most one
-broken frame at the very end: a torn tail, which is cut with a warning. A broken frame with a whole one after it, a
-frame that stands where it was not written, or a broken one inside sealed bytes, is damage, and refused.
+durable, and the next frame is written only after that, so a crash or a full disk leaves behind at most one broken frame
+at the very end: a torn tail, which is cut with a warning. A broken frame that a complete one follows, a frame in the
+wrong place, and a broken frame inside sealed bytes are damage, and refused.
 
 Which bytes count: a new head creates segment g exclusively, *then* measures its predecessor (the newest older segment
 that has a first record), makes those bytes durable, and writes their number and their seal, which covers every one of
 them, into its own first record. An older head looks for a newer segment before it writes and again after it has synced.
-So what it believes to be durable was in place before the newer segment existed, hence was measured; what it writes
-later lies behind the seal and does not count. A segment without a valid first record never began, and nothing refers to
-it.
+So everything that it believes to be durable was written before the newer segment existed, and was therefore measured;
+what it writes later is after the sealed bytes and does not count. A segment without a valid first record never began,
+and nothing refers to it.
 
-Whole frames lost at the end of the newest segment leave no trace in it, but for the end mark: a head that ends writes
-it, and one that is killed cannot. What else in the run folder knows how far the run came is asked too (witnesses.py).
+If whole frames at the end of the newest segment are lost, only the missing end mark shows it: a head that exits writes
+the mark, one that is killed cannot. So other files that know how far the run got are checked too (witnesses.py).
 """
 
 import contextlib
@@ -36,11 +36,11 @@ from hpc_es.store.witnesses import Witnesses
 Warn = Callable[[str], None]
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
-"""What file systems without locks answer; some clusters have such."""
+"""Errors of file systems without locks, which some clusters have."""
 
 
 def warn_python(text: str) -> None:
-    """The default `warn`: a Python warning, once however many readers of a process say the same."""
+    """The default `warn`: a Python warning, shown once per process and text."""
     warnings.warn_explicit(text, UserWarning, "hpc_es", 0, registry=_said)
 
 
@@ -48,12 +48,12 @@ _said: dict[str | tuple[str, type[Warning], int], int] = {}
 
 
 class JournalWriter:
-    """The one writer of the newest segment. Not for two threads, except that `append` may run beside `sync`."""
+    """The only writer of the newest segment. Not thread-safe, except that `append` may run during `sync`."""
 
     def __init__(self, paths: RunPaths, generation: int, file: int) -> None:
         self.generation = generation
         self.size = 0
-        """Bytes that are durable."""
+        """Number of durable bytes."""
         self.path = paths.segment(generation)
         self._newer = paths.segment(generation + 1)
         self._file = file
@@ -68,13 +68,13 @@ class JournalWriter:
         """Take the next generation, seal the previous segment, make `started(generation, predecessor_bytes)` durable.
 
         Errors: JournalDamaged before anything is created; Superseded when a newer head began meanwhile; StoreError
-        when the segment cannot be written (it then counts as nothing).
+        when the segment cannot be written (it then does not count).
         """
         newest = _check(paths)
         generation, file = _take_generation(paths, newest)
         writer = cls(paths, generation, file)
         try:
-            lock(file, fcntl.LOCK_EX)  # says to readers that this segment is still being written
+            lock(file, fcntl.LOCK_EX)  # tells readers that this segment is still being written
             seal = _seal(paths, generation, warn)
             first = started(generation, seal.num_bytes)
             sealing = {"predecessor": seal.generation, "predecessor_seal": seal.digest}
@@ -97,7 +97,7 @@ class JournalWriter:
         self._pending.append(record)
 
     def sync(self) -> None:
-        """Make all appended records durable. After an error nothing more is written, whatever is called.
+        """Make all appended records durable. After an error nothing more is ever written.
 
         Errors: Superseded when a newer segment exists; StoreError for a full disk or a failed fsync.
         """
@@ -115,7 +115,7 @@ class JournalWriter:
         return self._newer.exists()
 
     def close(self) -> None:
-        """Sync what is pending, write the end mark, and close the file; only the last, where an earlier sync failed."""
+        """Sync pending records, write the end mark and close the file; after a failed sync, only close it."""
         if self._file < 0:
             return
         try:
@@ -140,7 +140,7 @@ class JournalWriter:
     def _write(self, data: bytes) -> None:
         try:
             view = memoryview(data)
-            while view:  # a disk that fills up first writes less than asked, then fails
+            while view:  # a disk that fills up writes a part first, then fails
                 view = view[os.write(self._file, view) :]
         except OSError as error:
             raise self._refuse(os_error("write", self.path, error)) from error
@@ -166,7 +166,7 @@ def read_journal(root: Path, *, warn: Warn = warn_python) -> Iterator[AnyRecord]
 
 
 def fold_journal(root: Path, apply: Callable[[AnyRecord], None], *, warn: Warn = warn_python) -> None:
-    """Call `apply` with every record of `read_journal`; a StoreError that it raises becomes damage with its place.
+    """Call `apply` with every record of `read_journal`; a StoreError that it raises is reported with file and offset.
 
     Errors: as `read_journal`.
     """
@@ -189,7 +189,7 @@ class JournalEnd:
 
 
 def journal_end(root: Path) -> JournalEnd | None:
-    """None when there is no journal. Reads the newest segment once. Errors: as `read_journal`."""
+    """Find the end of a journal; None if there is none. Reads the newest segment once. Errors: as `read_journal`."""
     chain, _ = _chain(RunPaths(root))
     return JournalEnd(chain[-1].started.generation, chain[-1].measure().end) if chain else None
 
@@ -200,13 +200,13 @@ def newest_start(paths: RunPaths) -> Started | None:
     return newest.started if newest else None
 
 
-# --- journals that stand alone ----------------------------------------------------------------------------------
+# --- journals of a single file ----------------------------------------------------------------------------------
 
 
 def read_file(path: Path, *, warn: Warn = warn_python, whole: bool = False) -> Iterator[AnyRecord]:
-    """All records of a journal that stands alone (an evaluation made later, a model).
+    """All records of a journal of a single file (a later evaluation, a model).
 
-    `whole`: it was written in one piece, so that an end mark must be there. Errors as `read_journal`.
+    `whole`: it was written in one piece, so it must have an end mark. Errors as `read_journal`.
     """
     live = is_being_written(path)
     frames = file_frames(path)
@@ -219,7 +219,7 @@ def read_file(path: Path, *, warn: Warn = warn_python, whole: bool = False) -> I
 
 
 def file_frames(path: Path) -> Frames:
-    """The frames of a journal that stands alone, to be gone through. Errors: as `read_file`."""
+    """Frames of a journal of a single file, not yet iterated. Errors: as `read_file`."""
     segment = _Segment.open(path)
     if segment is None:
         raise StoreError(f"{path} is not a journal: it has no valid first record")
@@ -227,13 +227,13 @@ def file_frames(path: Path) -> Frames:
 
 
 def write_file(path: Path, records: Iterable[AnyRecord]) -> None:
-    """A journal that stands alone, complete or absent. The first record must be Started. Errors: StoreError."""
+    """Write a journal of a single file, whole or not at all. The first record must be Started. Errors: StoreError."""
     every = list(records)
     write_frames(path, [every[:1], every[1:]])
 
 
 def write_frames(path: Path, frames: Iterable[list[AnyRecord]]) -> None:
-    """The same, of the records of every frame."""
+    """As `write_file`, with the records of each frame given separately."""
     first, *others = frames
     if not first or not isinstance(first[0], Started):
         raise StoreError(f"{path}: the first record of a journal is Started")
@@ -250,7 +250,7 @@ def write_frames(path: Path, frames: Iterable[list[AnyRecord]]) -> None:
         temporary.rename(path)
         _sync_path(path.parent)
     except OSError as error:
-        with contextlib.suppress(OSError):  # what refused the writing may refuse this too
+        with contextlib.suppress(OSError):  # may fail for the same reason
             temporary.unlink(missing_ok=True)
         raise os_error("write", path, error) from error
 
@@ -260,20 +260,20 @@ def write_frames(path: Path, frames: Iterable[list[AnyRecord]]) -> None:
 
 @dataclass(frozen=True)
 class _Seal:
-    """What the first record of a segment says of its predecessor."""
+    """What the first record of a segment says about its predecessor."""
 
     by: str
-    """Name of the segment that says it."""
+    """Name of the segment with this record."""
     generation: int
     """0: there is no predecessor."""
     num_bytes: int
     digest: bytes
-    """Empty when the first release said it."""
+    """Empty in records of the first release."""
 
 
 @dataclass(frozen=True)
 class _Segment:
-    """A segment that began. `sealed` is what counts of it; None for the newest one."""
+    """A segment that began. `sealed` says how much of it counts; None for the newest one."""
 
     path: Path
     started: Started
@@ -281,7 +281,7 @@ class _Segment:
 
     @classmethod
     def open(cls, path: Path, sealed: _Seal | None = None) -> "_Segment | None":
-        """None when the file has no valid first record. Errors: as `read_journal`."""
+        """Open a segment; None if the file has no valid first record. Errors: as `read_journal`."""
         data = _read(path, sealed)
         first = next(iter(Frames(path, data)), None)
         if first is None:
@@ -297,11 +297,11 @@ class _Segment:
         return _Seal(self.path.name, started.predecessor, started.predecessor_bytes, started.predecessor_seal)
 
     def frames(self) -> Frames:
-        """To be gone through, and then given to `end`. Errors: as `read_journal`."""
+        """Frames of the segment, not yet iterated. Errors: as `read_journal`."""
         return Frames(self.path, _read(self.path, self.sealed))
 
     def measure(self) -> Frames:
-        """The frames, gone through. Errors: as `read_journal`."""
+        """Frames of the segment, read to the end. Errors: as `read_journal`."""
         frames = self.frames()
         for _ in frames.payloads():
             pass
@@ -309,7 +309,7 @@ class _Segment:
         return frames
 
     def check_seal(self, frames: Frames) -> None:
-        """Errors: JournalDamaged when what was read is not what the next segment continues."""
+        """Compare with the seal in the next segment. Errors: JournalDamaged when they differ."""
         sealed = self.sealed
         if sealed is None:
             return
@@ -324,7 +324,7 @@ class _Segment:
 
 
 def tell_end(frames: Frames, warn: Warn) -> None:
-    """Warn of what a journal that nobody writes has lost at its end, or may have lost."""
+    """Warn if a journal that nobody is writing has lost, or may have lost, its end."""
     where = f"{frames.path}: "
     if frames.torn_bytes:
         warn(f"{where}a torn tail of {frames.torn_bytes} bytes at offset {frames.end} was cut (never acknowledged)")
@@ -360,7 +360,7 @@ def _read_frames(paths: RunPaths, warn: Warn) -> Iterator[tuple[Path, int, list[
 
 
 def _chain(paths: RunPaths, below: int | None = None) -> tuple[list[_Segment], list[Path]]:
-    """The segments that count, oldest first, of all generations or of those below one; and newer ones without a start.
+    """(Segments that count, oldest first; newer files without a first record), optionally only below a generation.
 
     Errors: JournalDamaged.
     """
@@ -388,7 +388,7 @@ def _chain(paths: RunPaths, below: int | None = None) -> tuple[list[_Segment], l
 
 
 def _newest(files: dict[int, Path]) -> tuple[_Segment | None, list[Path]]:
-    """The newest segment that began, and the files that are newer. Errors: JournalDamaged."""
+    """The newest segment that began, and the newer files without a first record. Errors: JournalDamaged."""
     unborn: list[Path] = []
     for generation in sorted(files, reverse=True):
         if (segment := _Segment.open(files[generation])) is not None:
@@ -408,7 +408,7 @@ def _refuse_other_name(generation: int, segment: _Segment) -> None:
 
 
 def _check(paths: RunPaths) -> int:
-    """The newest generation that began; 0: none. Errors: JournalDamaged, StoreError."""
+    """Read the whole journal; return the newest generation that began, or 0. Errors: JournalDamaged, StoreError."""
     for _ in _read_frames(paths, lambda text: None):
         pass
     end = journal_end(paths.root)
@@ -416,29 +416,29 @@ def _check(paths: RunPaths) -> int:
 
 
 def _take_generation(paths: RunPaths, newest: int) -> tuple[int, int]:
-    """The first free number after the newest that began: without gaps, so that each head finds who came after it."""
+    """Create the file of the first free generation. Numbers have no gaps, so a head can find its successor."""
     for generation in range(newest + 1, MAX_GENERATION + 1):
         path = paths.segment(generation)
         try:
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except FileExistsError:
-            continue  # another head was faster; it will find that this one is newer
+            continue  # another head was faster; it will notice that this one is newer
         except OSError as error:
             raise os_error("create", path, error) from error
         if not paths.segment(generation + 1).exists():
             return generation, file
-        os.close(file)  # something else has the next number, by which this head would believe itself replaced
+        os.close(file)  # a file has the next number, so this head would believe that it was replaced
     raise StoreError(f"{paths.root} has no free journal segment: {MAX_GENERATION} is the last one")
 
 
 def _seal(paths: RunPaths, generation: int, warn: Warn) -> _Seal:
-    """Of the predecessor, which is durable from now on."""
+    """Make the predecessor durable, and return its seal."""
     chain, _ = _chain(paths, below=generation)
     if not chain:
         return _Seal("", 0, 0, b"")
     predecessor = chain[-1]
     _sync_path(predecessor.path)
-    live = is_being_written(predecessor.path)  # by a head that was stopped, and will find that this one is newer
+    live = is_being_written(predecessor.path)  # by a suspended head, which will notice that this one is newer
     frames = predecessor.measure()
     if not live:
         tell_end(frames, warn)
@@ -449,7 +449,7 @@ def _seal(paths: RunPaths, generation: int, warn: Warn) -> _Seal:
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether a process holds the lock that writers of journals take; False where the file system has no locks."""
+    """Whether a process holds the lock of a journal's writer; False if the file system has no locks."""
     try:
         file = os.open(path, os.O_RDONLY)
     except OSError:
@@ -466,7 +466,7 @@ def is_being_written(path: Path) -> bool:
 
 
 def lock(file: int, how: int) -> None:
-    """flock, where the file system has locks. Errors: BlockingIOError, OSError."""
+    """Lock a file, if the file system has locks. Errors: BlockingIOError, OSError."""
     try:
         fcntl.flock(file, how)
     except OSError as error:
@@ -487,7 +487,7 @@ def _read(path: Path, sealed: _Seal | None = None) -> bytes:
 
 
 def _sync_path(path: Path) -> None:
-    """Make a file, or the entries of a folder, durable."""
+    """Make a file, or the entries of a directory, durable."""
     try:
         file = os.open(path, os.O_RDONLY)
         try:

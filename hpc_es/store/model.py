@@ -63,5 +63,5 @@ def write_model(path: Path, records: Iterable[AnyRecord]) -> None:
 
 
 def read_model(path: Path) -> Model:
-    """Of a file that `write_model` wrote, or of a run folder. Errors: StoreError, JournalDamaged."""
+    """Model from a file that `write_model` wrote, or from a run folder. Errors: StoreError, JournalDamaged."""
     return model_of(read_journal(path) if path.is_dir() else read_file(path, whole=True))

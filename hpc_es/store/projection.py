@@ -27,12 +27,12 @@ RUN = "run"
 """The `source` of everything that the run itself measured."""
 
 _AFTER_A_HEAD = 1e-6
-"""Seconds from the last record of a head to the first of the next one, at least: so that no time belongs to both."""
+"""Least number of seconds from the last record of a head to the first of the next, so that no time belongs to both."""
 _TOLERATED = 1.0
-"""Seconds by which clocks differ without having been set: no word about them, and no change within a head."""
+"""Seconds by which clocks may differ without having been set; smaller differences are not reported."""
 
 _PATIENCE = {"lease_timeout": 3600.0, "head_timeout": 600.0}
-"""Settings of the transport, and what they were where a record does not say."""
+"""Settings of the transport, with their values for records that do not have them."""
 
 _SETTLED = ("accepted", "void", "discarded")
 
@@ -40,7 +40,7 @@ _SETTLED = ("accepted", "void", "discarded")
 @dataclass(slots=True)
 class _Evaluation:
     row: Row | None
-    """None for a member that is settled: nothing in it will ever change."""
+    """None for a member that is settled and will never change."""
     kind: str
     status: str = "planned"
     worker: str = ""
@@ -67,7 +67,7 @@ class Projection:
         self.finished = False
         self._own = own
         self._protocols: dict[str, EvalProtocol | None] = {RUN: own}
-        """By source."""
+        """Protocols by source."""
         self._rows = Rows()
         self._workers = WorkerRows(self._rows)
         self._evaluations: dict[tuple[str, EvalId], _Evaluation] = {}
@@ -76,7 +76,7 @@ class Projection:
         self._leased: set[EvalId] = set()
         self._discarded = 0
         self._time = -math.inf
-        """Of the latest record, as the tables have it."""
+        """Time of the latest record, as in the tables."""
         self._ahead = 0.0
         """By how much the tables are ahead of the clock of the present head."""
 

@@ -1,4 +1,4 @@
-"""Read a run's tables as pandas DataFrames, from run.h5 or, where that cannot serve, from the journal in memory.
+"""Read a run's tables as pandas DataFrames, from run.h5 or, if that cannot be used, from the journal in memory.
 
 Needs neither torch nor the machine that the run was made on. Never writes. A table is read when it is first asked for;
 while the run goes on, two tables may show two moments of it.
@@ -43,12 +43,12 @@ def read(path: str | Path) -> "Run":
     hdf5 = paths.hdf5 if path.is_dir() else path
     in_run_folder = bool(paths.segments()) and hdf5.name == paths.hdf5.name
     if not in_run_folder and not hdf5.is_file():
-        raise ConfigError(f"{path} is no run: give a run folder (it has journal.1.hpcj) or a run.h5")
+        raise ConfigError(f"{path} is not a run: give a run folder (it has journal.1.hpcj) or a run.h5")
     return Run(hdf5, paths if in_run_folder else None)
 
 
 class Run:
-    """One run. `units[table][column]` and `meanings[table][column]` say what the numbers are."""
+    """Tables of one run. `units[table][column]` and `meanings[table][column]` explain the numbers."""
 
     def __init__(self, hdf5: Path, paths: RunPaths | None) -> None:
         self.units = {table: {column.name: column.unit for column in columns} for table, columns in TABLES.items()}
@@ -99,7 +99,7 @@ class Run:
 
     @cached_property
     def events(self) -> "pd.DataFrame":
-        """What a person may want to know, in order of time."""
+        """One row per event, in order of time."""
         return self._table("events")
 
     # --- where the tables come from --------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Run:
         return attrs if old is None else self._turn_to_old_file(old, attrs)
 
     def _refuse_when_behind(self, attrs: dict[str, Any]) -> None:
-        """Errors: Unusable when the journal has what run.h5 does not have, or run.h5 is of another run."""
+        """Compare run.h5 with the journal. Errors: Unusable when run.h5 is behind it or of another run."""
         if self._paths is None:
             return
         here = int(attrs["generation"]), int(attrs["journal_bytes"])
@@ -144,18 +144,18 @@ class Run:
     def _turn_to_journal(self, reason: str) -> dict[str, Any]:
         if self._paths is None:
             raise StoreError(
-                f"{reason}; the journal of the run can rebuild it, but it is not in {self._hdf5.parent}: copy the file "
-                "once more, or read the run folder"
+                f"{reason}; it could be rebuilt from the journal, which is not in {self._hdf5.parent}: copy the file "
+                "again, or read the run folder"
             )
         warnings.warn(f"{reason}: the tables are built from the journal in memory", stacklevel=5)
         self._in_memory, attrs = _fold_journal(self._paths)
         return attrs
 
     def _turn_to_old_file(self, tables: dict[str, Columns], attrs: dict[str, Any]) -> dict[str, Any]:
-        """The first release wrote files in which a text may be damaged without a sign: the journal is better."""
+        """Prefer the journal to a file of the first release, in which damaged text is not noticed."""
         self._in_memory = tables
         if self._paths is not None:
-            with contextlib.suppress(JournalDamaged):  # which has been told already
+            with contextlib.suppress(JournalDamaged):  # already reported
                 self._in_memory, attrs = _fold_journal(self._paths)
         return attrs
 
@@ -169,7 +169,7 @@ class Run:
         return self._with_later_evals(table, _frame(table, self._in_memory[table]))
 
     def _with_later_evals(self, table: str, frame: "pd.DataFrame") -> "pd.DataFrame":
-        """With evaluations that were made, or went on, after run.h5 was written."""
+        """Add evaluations that were made or resumed after run.h5 was written."""
         import pandas as pd
 
         if table not in _TABLES_OF_LATER_EVALS or not self._later_evals:
@@ -179,18 +179,18 @@ class Run:
 
     @cached_property
     def _newer(self) -> dict[str, Path]:
-        """Name -> journal of the later evaluations that run.h5 does not have, or not as they are now."""
+        """Name -> journal of the later evaluations that run.h5 lacks or has in an older state."""
         if self._paths is None:
             return {}
         merged = json.loads(self.attrs["later_evals"])
-        if isinstance(merged, list):  # by an hpc_es that wrote such journals whole
+        if isinstance(merged, list):  # written by the first versions
             return {path.stem: path for path in self._paths.later_evals() if path.stem not in merged}
         return {path.stem: path for path in self._paths.later_evals() if self._has_changed(path, merged.get(path.stem))}
 
     def _has_changed(self, path: Path, merged_bytes: int | None) -> bool:
-        """Since run.h5 was written, when the journal of a later evaluation had so many bytes."""
+        """Whether the journal of a later evaluation has changed since run.h5 was written."""
         size = path.stat().st_size
-        if merged_bytes is None or size >= merged_bytes - END_MARK_BYTES:  # a writer that resumes takes the mark away
+        if merged_bytes is None or size >= merged_bytes - END_MARK_BYTES:  # a writer that resumes removes the end mark
             return size != merged_bytes
         warnings.warn(
             f"{path} had {merged_bytes} bytes when {self._hdf5.name} was written and has lost its end (restore it from "
@@ -275,7 +275,7 @@ def _frame(table: str, columns: Columns) -> "pd.DataFrame":
 
 
 def _series(values: "np.ndarray[Any, Any]", column: Column) -> Any:
-    """Integers that may be unknown become pandas' nullable ones."""
+    """Column for pandas; integers that may be unknown become nullable ones."""
     import pandas as pd
 
     if column.dtype in ("str", "choice"):

@@ -28,7 +28,7 @@ class Started(Record, frozen=True):
     config_json: str
     base_digest: int
     versions: dict[str, str]
-    """Of software that could change bits or speed; `arena`: whether the head's is pinned, and if not, why."""
+    """Versions of software that could change bits or speed; `arena`: whether the head's is pinned, and if not, why."""
     host: str
     predecessor: int = 0
     """Generation of the segment that `predecessor_bytes` is about, filled in by the journal; 0: there is none.
@@ -60,7 +60,7 @@ class Left(Record, frozen=True):
 
 
 class Dismissed(Record, frozen=True):
-    """Someone asked that this worker gets nothing more and goes home once it holds nothing."""
+    """Someone asked to drain this worker: it gets no more evaluations and exits after its current one."""
 
     worker: str
 

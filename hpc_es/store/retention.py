@@ -22,7 +22,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     """What the engine computes in."""
     max_tokens: int
-    """Of a generated answer; 0 where nothing is generated."""
+    """Most tokens of a generated answer; 0 if nothing is generated."""
     max_length: int
     """Tokens of prompt and answer together."""
     chat: bool
@@ -36,7 +36,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured, and how."""
 
     digest: str
-    """Of theta_v in float32, hexadecimal."""
+    """Digest of theta_v in float32, hexadecimal."""
     task: str
     task_version: int
     data_sha256: str
@@ -55,9 +55,9 @@ class Record(msgspec.Struct, kw_only=True):
     version: int | None
     """Policy version; None for a model that is no run's."""
     scores: dict[str, float]
-    """By lm-eval, from 0 to 1."""
+    """Scores by lm-eval, from 0 to 1."""
     correct: dict[str, list[int]]
-    """By metric, 1 or 0 of each example in the file's order."""
+    """For each metric, 1 or 0 of each example in the file's order."""
     answers: list[str] | None
     """Letters of generated answers, "" where there was none; None where nothing was generated."""
     num_shortened: int

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 SCHEMA_VERSION = 1
-"""Of run.h5; read.py refuses newer ones."""
+"""Schema version of run.h5; read.py refuses newer ones."""
 
 EPOCH = "s since 1970-01-01 UTC"
 

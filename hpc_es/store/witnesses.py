@@ -1,8 +1,8 @@
-"""What else in a run folder knows how far the run came, so that a journal that lost its end is not taken for whole.
+"""Other files in a run folder that know how far the run got, to notice a journal that lost its end.
 
-Invariant: a head makes its journal durable before anything else tells of it. So nothing in the run folder knows of a
-newer generation, of more bytes or of a newer version than a journal that is whole, whatever was killed and when. For
-the same reason whoever reads a live run has to gather the witnesses before the journal.
+Invariant: a head makes its journal durable before any other file shows the progress. So no file in the run folder knows
+of a newer generation, more bytes or a newer version than a complete journal, whatever was killed and when. For the same
+reason readers of a live run must gather the witnesses before they read the journal.
 
 The witnesses: rendezvous.json (generation), run.h5 (generation, bytes of its segment, run), checkpoints (versions and
 their digests) and journals of later evaluations (versions).
@@ -27,13 +27,13 @@ _HEARD = frozenset((Started, Committed, Digested))
 
 @dataclass(frozen=True)
 class _Head:
-    """What a file says of the head that wrote it."""
+    """What a file says about the head that wrote it."""
 
     path: Path
     generation: int
     run_id: str
     num_bytes: int = 0
-    """Durable bytes of that head's segment."""
+    """Number of durable bytes of that head's segment."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,24 @@ class _Version:
 
 @dataclass
 class Witnesses:
+    """All witnesses of one run folder, and the checks of the journal against them."""
+
     paths: RunPaths
     heads: list[_Head]
     versions: list[_Version]
     _base_digest: int = 0
     _digests: dict[int, int] = field(default_factory=dict)
-    """By version, as the journal has them so far."""
+    """Digests by version, as far as the journal has been read."""
     _last: int = 0
 
     @classmethod
     def gather(cls, paths: RunPaths) -> "Witnesses":
-        """What cannot be read is no witness. Errors: StoreError when run.h5 is of a newer schema."""
+        """Collect the witnesses; skip files that cannot be read. Errors: StoreError for a run.h5 of a newer schema."""
         heads = [head for head in (_rendezvous(paths), _hdf5(paths)) if head is not None]
         return cls(paths, heads, [*_checkpoints(paths), *_later_evals(paths)])
 
     def check_start(self, newest: Started | None) -> None:
-        """`newest`: first record of the newest segment. Errors: JournalDamaged when there was a newer one."""
+        """Check that no segment newer than `newest` (its first record) is missing. Errors: JournalDamaged."""
         if newest is None:
             self._refuse_leftovers()
             return
@@ -82,11 +84,11 @@ class Witnesses:
         if left:
             raise JournalDamaged(
                 f"{paths.root} has no journal, although it has {_names(left)}: restore the journal from a copy, or "
-                "remove them to begin anew"
+                "remove them to start over"
             )
 
     def listen(self, records: Iterable[AnyRecord]) -> None:
-        """To everything that the journal says, in order."""
+        """Take in records of the journal, in order."""
         for record in records:
             if type(record) not in _HEARD:  # nearly all of them
                 continue
@@ -98,7 +100,7 @@ class Witnesses:
                 self._base_digest = self._digests[0] = record.base_digest
 
     def check_segment(self, started: Started, frames: Frames, *, is_newest: bool) -> None:
-        """After a segment was heard. Errors: JournalDamaged when it is not of its head, or its end is lost."""
+        """Check a segment after `listen`. Errors: JournalDamaged when it is from another run, or its end is lost."""
         heads = [head for head in self.heads if head.generation == started.generation]
         for head in heads:
             if head.run_id != started.run_id:
@@ -120,18 +122,18 @@ class Witnesses:
 
     def _is_newer(self, witness: _Version) -> bool:
         if witness.base_digest not in (None, self._base_digest):
-            return False  # of another run: passed over, or refused, by who loads it
+            return False  # of another run: skipped or refused when it is loaded
         if witness.digest is None:
             return witness.version > self._last
-        # A checkpoint is only written once the digest of its version is durable. One with the digest of another version
-        # was relabelled, and says nothing about the end.
+        # A checkpoint is written only after the digest of its version is durable. One with the digest of another
+        # version was renamed, and says nothing about the end.
         return witness.version not in self._digests and witness.digest not in self._digests.values()
 
     @staticmethod
     def _remedy(where: str, remove: list[Path]) -> str:
         return (
-            f"its end is lost. Restore the journal from a copy, or, to go on from {where} and compute the rest again, "
-            f"remove {_names(remove)}"
+            f"its end is lost. Restore the journal from a copy, or remove {_names(remove)} "
+            f"to resume from {where} and compute the rest again"
         )
 
 
@@ -147,7 +149,7 @@ def _rendezvous(paths: RunPaths) -> _Head | None:
 
 
 class _Rendezvous(msgspec.Struct, frozen=True):
-    """Of transport.messages.Rendezvous, which this package must not import."""
+    """Fields of transport.messages.Rendezvous, which this package must not import."""
 
     generation: int
     run_id: str

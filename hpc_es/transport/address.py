@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")
-"""Of the ranges for documentation, stand-ins for any address beyond the networks of this machine."""
+"""Addresses reserved for documentation, stand-ins for any address beyond the networks of this machine."""
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 

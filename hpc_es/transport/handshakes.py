@@ -1,10 +1,10 @@
-"""Handshakes at the head: who is admitted, and how much memory connections may take before they have shown a key.
+"""Handshakes at the head: which connections are admitted, and how much memory they may use before they show a key.
 
-A thread of its own answers libzmq's questions about keys (ZAP) and counts the connections over which no message under
-the workers' key has come yet. Invariant: of those there are at most `maximum`; beyond that the oldest one from the
+A separate thread answers libzmq's questions about keys (ZAP) and counts the connections that have not yet sent a
+message with the workers' key. Invariant: there are at most `maximum` of those; beyond that the oldest connection of the
 address with the most of them is closed, so a flood from one machine closes its own connections and not those of other
-machines. libzmq's limit on the size of a message times `maximum` bounds the memory, and its limit on the time of a
-handshake frees it.
+machines. The memory is bounded by `maximum` times libzmq's limit on the size of a message, and freed by its time limit
+for handshakes.
 """
 
 import logging
@@ -25,14 +25,14 @@ from hpc_es.transport.sockets import Wake
 log = logging.getLogger(__name__)
 
 HANDSHAKE_MS = 10_000
-"""libzmq closes a connection that has not shown a key by then. A CURVE handshake takes milliseconds."""
+"""Time after which libzmq closes a connection that has not shown a key. A CURVE handshake takes milliseconds."""
 UNAUTHENTICATED_BYTES = 2**26
-"""Bytes of incomplete messages that all connections without a key may hold together."""
+"""Total bytes of incomplete messages that connections without a key may hold."""
 MAX_UNAUTHENTICATED, MIN_UNAUTHENTICATED = 1024, 16
-"""Bounds of the number of connections without a key, whatever the size of a message: a thousand workers may start at
-once, and with very few places a flood would keep everybody out."""
+"""Bounds on the number of connections without a key, whatever the size of a message: a thousand workers may start at
+once, and with very few places a flood would keep everyone out."""
 LOG_INTERVAL_S = 60.0
-"""Between two warnings of one kind."""
+"""Seconds between two warnings of the same kind."""
 _JOIN_S = 5.0
 
 Peer = tuple[str, int]
@@ -40,12 +40,12 @@ Peer = tuple[str, int]
 
 
 def max_unauthenticated(largest_message: int, num_files: int) -> int:
-    """Connections without a key that a head allows, by what each may hold and by the files that it may open."""
+    """Number of connections without a key that a head allows, given the memory of each and the limit on open files."""
     return max(MIN_UNAUTHENTICATED, min(MAX_UNAUTHENTICATED, UNAUTHENTICATED_BYTES // largest_message, num_files // 4))
 
 
 class RateLimitedLog:
-    """Warnings about what peers do, who could otherwise fill the disk: one of a kind a minute, with a count."""
+    """Warnings about peers, at most one per kind and minute with a count, so that peers cannot fill the disk."""
 
     def __init__(self) -> None:
         self._logged: dict[str, float] = {}
@@ -81,21 +81,21 @@ class HandshakeGuard:
 
     @property
     def num_unauthenticated(self) -> int:
-        """Connections that have shown no key yet."""
+        """Number of connections that have not shown a key yet."""
         return len(self._unauthenticated)
 
     def mark_authenticated(self, descriptor: int) -> None:
-        """A message under the workers' key has come over this connection. From any thread."""
+        """Note that this connection has sent a message with the workers' key. Thread-safe."""
         with self._lock:
             self._forget(descriptor)
 
     def close(self) -> None:
-        # First, and while the thread still reads: libzmq's own thread waits where nobody takes its events
+        # First, while the thread still reads: libzmq's own thread would block if nobody took its events
         self._router.disable_monitor()
         self._wake.set()
         self._thread.join(_JOIN_S)
 
-    # --- on its own thread -------------------------------------------------------------------------------------
+    # --- on the guard's thread -------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         poller = zmq.Poller()
@@ -121,7 +121,7 @@ class HandshakeGuard:
         happened = recv_monitor_message(self._monitor)
         event, descriptor = happened["event"], int(happened["value"])
         with self._lock:
-            self._forget(descriptor)  # closed, and its number perhaps in use again
+            self._forget(descriptor)  # it was closed, and its number may be in use again
             if event == zmq.EVENT_ACCEPTED and (peer := _peer(descriptor)) is not None:
                 self._unauthenticated[descriptor] = peer
                 self._by_address[peer[0]] += 1
@@ -147,11 +147,11 @@ class HandshakeGuard:
 
 @contextmanager
 def _copy(descriptor: int) -> Iterator[socket.socket]:
-    """One of libzmq's connections, held so that its number cannot come to mean another one. Errors: OSError."""
+    """A duplicate of one of libzmq's connections, so that its number cannot be reused meanwhile. Errors: OSError."""
     held = os.dup(descriptor)
     try:
         connection = socket.socket(fileno=held)
-    except OSError:  # no socket (any more)
+    except OSError:  # not a socket (any more)
         os.close(held)
         raise
     with connection:
@@ -159,7 +159,7 @@ def _copy(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _peer(descriptor: int) -> Peer | None:
-    """Who is at the other end; None where it is gone already."""
+    """Address of the other end; None if it is already closed."""
     with suppress(OSError), _copy(descriptor) as connection:
         address, port, *_ = connection.getpeername()
         return address, port
@@ -167,7 +167,7 @@ def _peer(descriptor: int) -> Peer | None:
 
 
 def _shut_down(descriptor: int, peer: Peer) -> None:
-    """End a connection behind libzmq's back, which finds it ended and closes it."""
+    """Shut a connection down without libzmq, which then finds it closed and frees it."""
     with suppress(OSError), _copy(descriptor) as connection:
         if connection.getpeername()[:2] == peer:
             connection.shutdown(socket.SHUT_RDWR)

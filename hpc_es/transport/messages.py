@@ -1,4 +1,4 @@
-"""Everything that head and workers say to each other on the control plane.
+"""The messages between head and workers on the control plane.
 
 msgspec structs in msgpack, tagged, never pickle. An envelope carries the head's generation g: workers obey only
 the highest they have seen, a head ignores messages meant for another one. What a worker may say is stated in the types
@@ -46,7 +46,7 @@ class Hello(Message, frozen=True):
     gpu: Annotated[str, Name(0)] = ""
     """UUID of the GPU that its NCCL groups use."""
     version: Version = 0
-    """Of theta in its arena."""
+    """Version of theta in its arena."""
 
 
 class Heartbeat(Message, frozen=True):
@@ -69,7 +69,7 @@ class HandBack(Message, frozen=True):
     eval_id: EvalId
     reason: Annotated[str, Text()]
     holding: EvalId | None = None
-    """What it works on instead."""
+    """The evaluation that it works on instead."""
 
 
 class Draining(Message, frozen=True):
@@ -106,12 +106,12 @@ class Arrived(Message, frozen=True):
 
 
 class Goodbye(Message, frozen=True):
-    """The worker leaves; it holds nothing any more."""
+    """The worker leaves and holds no evaluation."""
 
     worker: Annotated[str, Name()]
     reason: Annotated[str, Text()]
     died: bool = False
-    """Said by its parent: the worker did not decide to end, and held what it held until then."""
+    """Set by its witness: the worker did not decide to end, and held its evaluation until then."""
 
 
 class StatusRequest(Message, frozen=True):
@@ -119,14 +119,14 @@ class StatusRequest(Message, frozen=True):
 
 
 class DrainRequest(Message, frozen=True):
-    """Ask the head to give these workers nothing more, and to send them home when they hold nothing."""
+    """Ask the head to drain these workers: no more evaluations, and exit after the current one."""
 
     who: Annotated[str, Name()]
     """A seat, or the name of one incarnation."""
 
 
 class StopRequest(Message, frozen=True):
-    """Ask the head to stop in an orderly way: checkpoint, send the workers home, exit."""
+    """Ask the head to stop in good order: save a checkpoint, tell the workers to exit, exit."""
 
     reason: Annotated[str, Text()]
 
@@ -215,7 +215,7 @@ class Leave(Message, frozen=True):
     reason: str
     finished: bool
     drained: bool = False
-    """Someone asked for it: nothing is left to do for this worker, so nothing should start it again."""
+    """The worker was drained on request, so it should not be restarted."""
 
 
 class WorkerStatus(Struct, frozen=True):
@@ -236,11 +236,11 @@ class SeatStatus(Struct, frozen=True):
 
     seat: str
     state: str
-    """starting, failed, died, or lost: it worked, and the head hears nothing of it."""
+    """starting, failed, died, or lost: it was working, and the head no longer hears from it."""
     seconds: float
-    """In this state."""
+    """Seconds in this state."""
     detail: str
-    """Why; while it starts, how the process before it in this seat ended."""
+    """Reason; while it starts, how the previous process in this seat ended."""
 
 
 class Status(Message, frozen=True):
@@ -262,11 +262,11 @@ class Status(Message, frozen=True):
     tokens_per_second: float | None
     workers: tuple[WorkerStatus, ...]
     events: tuple[str, ...]
-    """The last few, newest last."""
+    """Latest events, newest last."""
     why_idle: str = ""
-    """Why workers have nothing to do, where some have not."""
+    """Why workers are idle, if any are."""
     absent: tuple[SeatStatus, ...] = ()
-    """Added by who shows it: the head itself knows only those that are connected."""
+    """Workers that are not connected; added by the command that shows the status, since the head does not know them."""
 
 
 AnyMessage = (
@@ -323,7 +323,7 @@ def encode(generation: int, message: AnyMessage) -> bytes:
 
 
 def decode(data: bytes) -> Envelope:
-    """Errors: TransportError when the bytes are no message of this protocol."""
+    """Decode an envelope. Errors: TransportError when the bytes are not a message of this protocol."""
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, RecursionError) as error:  # the latter from arrays nested without end
@@ -334,7 +334,7 @@ class _Packed(Struct, frozen=True, array_like=True, gc=False):
     """A commit by columns, one value per member: equal values next to each other take next to nothing when packed."""
 
     commit: Commit
-    """Without members."""
+    """The commit without its members."""
     versions: tuple[int, ...]
     slots: tuple[int, ...]
     replacements: tuple[int, ...]

@@ -34,7 +34,7 @@ def ask(paths: RunPaths, message: AnyMessage, timeout_s: float) -> AnyMessage:
         trouble = connection.trouble
     raise TransportError(
         f"the head of generation {there.generation} (process {there.pid} on {there.head_host}) gave no answer within "
-        f"{timeout_s:g} s: {trouble}; if it is gone, start the run again and it goes on where it stopped"
+        f"{timeout_s:g} s: {trouble}; if it is gone, start the run again; it resumes where it stopped"
     )
 
 

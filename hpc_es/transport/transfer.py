@@ -42,10 +42,10 @@ class Sent(Struct, frozen=True):
     """What came of a transfer at the head."""
 
     workers: tuple[str, ...]
-    """Who took part to the end. Each still has to compare the digest."""
+    """Workers that took part to the end. Each still has to compare the digest."""
     num_bytes: int
     seconds: float
-    """Of the buckets alone."""
+    """Seconds of the buckets alone."""
 
 
 class _TooLate(TransportError):

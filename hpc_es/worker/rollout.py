@@ -230,7 +230,7 @@ class Player:
         if not isinstance(observation, Observation):
             raise EnvError(f"task {task} shows {type(observation).__name__}: reset and step must show an Observation")
         if not all(isinstance(m, Message) and isinstance(m.content, str) for m in observation.messages):
-            raise EnvError(f"task {task} shows messages that are no Message with text")
+            raise EnvError(f"task {task} shows messages that are not Message objects with text")
         if not all(isinstance(choice, str) for choice in observation.choices or ()):
             raise EnvError(f"task {task} offers choices that are not texts")
         if images := [image for message in observation.messages for image in message.images]:
@@ -257,7 +257,7 @@ class Player:
                 f"task {task} shows an image, for which the chat template makes the place: task.chat=true"
             )
         if not all(isinstance(image, bytes) for image in images):
-            raise EnvError(f"task {task} shows images that are no bytes; an image is the content of a PNG or JPEG file")
+            raise EnvError(f"task {task} shows images that are not bytes; give the content of a PNG or JPEG file")
         if choices is not None and self.engine.tokenizer is not None:
             raise EnvError(f"task {task} offers choices about an image; they are ranked for text alone")
 
@@ -415,7 +415,7 @@ def check_step(step: StepResult, task: int, so_far: float = 0.0) -> None:
     if not _is_reward(so_far + float(step.reward)):
         raise EnvError(f"the rewards of task {task} add up to more than {MAX_REWARD:g}")
     if step.observation is None and not step.done:
-        raise EnvError(f"task {task} goes on without an observation: end it, or say what the model sees next")
+        raise EnvError(f"task {task} continues without an observation: end it, or return what the model sees next")
 
 
 def _is_reward(value: object) -> bool:

@@ -1,7 +1,7 @@
-"""What the worker in a seat is doing, RUN/seats/<seat>.json: for `hpc-es status` and the launcher.
+"""State of the worker in each seat, RUN/seats/<seat>.json, for `hpc-es status` and the launcher.
 
-The head knows only workers that have joined; a model takes minutes to load, and may not load at all. Invariant: losing
-these files loses nothing, and a worker never fails because one cannot be written.
+The head knows only workers that have joined; a model takes minutes to load, and may not load at all. Invariant: no
+information of the run is lost with these files, and a worker never fails because one cannot be written.
 """
 
 import contextlib
@@ -23,32 +23,32 @@ from hpc_es.transport.messages import SeatStatus, Status
 log = logging.getLogger(__name__)
 
 State = Literal["starting", "working", "ended", "failed", "died"]
-"""failed: with an error of its own. died: it did not end by its own decision."""
+"""failed: it ended with an error of its own. died: it did not decide to end."""
 MAX_DETAIL = 2000
 CLOCKS_DIFFER_S = 60.0
-"""How far the clocks of two nodes may be apart."""
+"""Most seconds by which the clocks of two nodes are assumed to differ."""
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """Contents of the file."""
+    """Contents of the file of one seat."""
 
     seat: str
     pid: int
     host: str
     since: float
-    """Of this state, in seconds since the epoch."""
+    """Start of this state, in seconds since the epoch."""
     state: State = "starting"
     detail: str = ""
     """Why it ended, failed or died."""
     worker: str = ""
-    """The name under which it joined the run; empty before that."""
+    """Name of the worker in the run; empty until it has joined."""
     before: str = ""
-    """How the process before it in this seat failed or died."""
+    """How the previous process in this seat failed or died."""
 
 
 @contextlib.contextmanager
 def occupied(paths: RunPaths, seat: str) -> Iterator[None]:
-    """A worker starts, works and ends within; how it ends is noted."""
+    """Context of a worker's whole life in this process; records how it ends."""
     begin(paths, seat)
     try:
         yield
@@ -64,7 +64,7 @@ def occupied(paths: RunPaths, seat: str) -> Iterator[None]:
 
 
 def begin(paths: RunPaths, seat: str) -> Seat:
-    """A worker starts in this process."""
+    """Record that a worker starts in this process."""
     earlier = read(paths, seat)
     before = ""
     if earlier is not None:
@@ -73,7 +73,7 @@ def begin(paths: RunPaths, seat: str) -> Seat:
 
 
 def note(paths: RunPaths, seat: str, state: State, detail: str = "", worker: str | None = None) -> Seat | None:
-    """The worker in this seat is in another state. None when nothing is known of it."""
+    """Record a new state of the worker in this seat. None if the seat has no file."""
     now = read(paths, seat)
     if now is None:
         return None
@@ -83,19 +83,19 @@ def note(paths: RunPaths, seat: str, state: State, detail: str = "", worker: str
 
 
 def read(paths: RunPaths, seat: str) -> Seat | None:
-    """None where there is no such file, or none that can be read."""
+    """State of one seat; None if there is no file, or it cannot be read."""
     return _read(paths.seat(seat))
 
 
 def read_all(paths: RunPaths) -> list[Seat]:
-    """Those that can be read, by name."""
+    """States of all seats whose files can be read, sorted by name."""
     found = (_read(path) for path in sorted(paths.seats.glob("[!.]*.json")))
     return [seat for seat in found if seat is not None]
 
 
 def with_absent(status: Status, paths: RunPaths) -> Status:
-    """A status that also tells of the workers which are not connected: those of this head's time, or, where no head
-    answers, those that failed or died last."""
+    """Add the workers that are not connected to a status: those since this head began or, if no head answers, those
+    that failed or died last."""
     now = time.time()
     connected = {worker.seat for worker in status.workers}
     oldest = now - status.seconds_elapsed - CLOCKS_DIFFER_S if status.seconds_elapsed else 0.0

@@ -168,7 +168,7 @@ class Update(NamedTuple):
 
 def of_run(root: Path) -> list[Row]:
     if not RunPaths(root).segments():
-        sys.exit(f"error: {root} is no run: it has no journal.1.hpcj")
+        sys.exit(f"error: {root} is not a run: it has no journal.1.hpcj")
     updates, wall_clock = read_updates(RunPaths(root))
     if not updates:
         sys.exit(f"{root}: no update was followed by an evaluation, so there is nothing to measure")

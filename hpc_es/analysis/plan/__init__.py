@@ -33,7 +33,7 @@ NO_LEASE_S = 1e12
 class Plan:
     num_workers: int
     num_up: int
-    """Of them that have started before the run ends."""
+    """Number of workers that start before the run ends."""
     shape: Shape
     tokens: Tokens
     memory: Memory
@@ -44,7 +44,7 @@ class Plan:
     """The same seconds, as `hpc-es simulate --durations` takes them."""
     simulated: Simulated
     num_gpus: int
-    """Of all workers, and of a head that uses one."""
+    """GPUs of all workers, and of a head that uses one."""
     published: Published | None = None
     """What a paper says of the run that this configuration repeats."""
     cautions: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
-"""What a plan takes for granted: the numbers of a GPU, and what a run reaches of them.
+"""Assumptions of a plan: the numbers of a GPU, and the share of them that a run reaches.
 
 Every number has its unit in its name, a source or a reason, and can be set: by name (`--gpu h100`), from a YAML file
-of one's own (`--gpu FILE`, which may begin with `gpu: h100`), and one by one (`--set prefill_share=0.3`).
-Invariant: nothing in a plan rests on a constant that is not in here, and a plan shows them all, each with what it rests
-on itself: a data sheet, a measurement, a fit to published numbers (docs/planner.md), or a guess.
+of your own (`--gpu FILE`, which may begin with `gpu: h100`), and one by one (`--set prefill_share=0.3`).
+Invariant: a plan uses no constant that is not in here, and shows them all, each with its basis: a data sheet, a
+measurement, a fit to published numbers (docs/planner.md), or a guess.
 """
 
 import difflib
@@ -40,20 +40,20 @@ PCIe in one direction. Memory is what CUDA shows, rounded down: less than on the
 
 
 class Basis(StrEnum):
-    """What a number of a plan rests on."""
+    """Basis of a number in a plan."""
 
     prediction = "prediction"
-    """It follows from the configuration and the assumptions."""
+    """Follows from the configuration and the assumptions."""
     fit = "fit"
-    """Chosen so that a prediction meets a published number."""
+    """Chosen so that a prediction matches a published number."""
     published = "published"
-    """In a paper, on a data sheet or in a manual."""
+    """Taken from a paper, a data sheet or a manual."""
     measured = "measured"
-    """In this project, on the machine that is named."""
+    """Measured in this project, on the named machine."""
     guess = "guess"
-    """Nothing better is known; also what is aimed at."""
+    """Nothing better is known; includes performance targets."""
     given = "given"
-    """By whoever asks for the plan."""
+    """Set by the user."""
 
 
 class Assumptions(Model):
@@ -64,33 +64,33 @@ class Assumptions(Model):
     memory_gib: Annotated[float, Basis.published] = Field(gt=0)
     """Memory of a GPU or, where there is none, of the machine."""
     memory_gb_per_s: Annotated[float, Basis.published] = Field(gt=0)
-    """Its bandwidth."""
+    """Bandwidth of that memory."""
     bf16_tflops: Annotated[float, Basis.published] = Field(gt=0)
-    """Dense, also for float16."""
+    """Dense TFLOPS in bfloat16 and float16."""
     fp32_tflops: Annotated[float, Basis.published] = Field(gt=0)
-    """Without tensor cores."""
+    """TFLOPS in float32 without tensor cores."""
     link_gb_per_s: Annotated[float | None, Basis.published] = Field(gt=0)
-    """Between host and GPU, each way. null: there is no GPU, the engine computes on the host's cores."""
+    """Bandwidth between host and GPU, each way. null: no GPU, the engine computes on the host's cores."""
 
     prefill_share: Annotated[float, Basis.guess] = Field(0.4, gt=0, le=1)
-    """Share of the TFLOPS in prompts, and in decoding that is bound by them."""
+    """Share of the TFLOPS reached in prefill, and in decoding that is bound by compute."""
     decode_share: Annotated[float, Basis.guess] = Field(0.6, gt=0, le=1)
-    """Share of the memory's bandwidth in decoding."""
+    """Share of the memory bandwidth reached in decoding."""
     pace: Annotated[float, Basis.fit] = Field(1.9, gt=0)
-    """Seconds of a rollout over what the two shares and turn_s say; to 3.1 h of Sudoku with H* 5 on four H100 (Zheng et
-    al., 2026), which is another code: an update that was measured is a better source."""
+    """Factor on the seconds of a rollout that the two shares and turn_s give; fitted to 3.1 h of Sudoku with H* 5 on
+    four H100 (Zheng et al., 2026), which is other code: an update that you measured is a better source."""
     pass_share: Annotated[float, Basis.guess] = Field(0.7, gt=0, le=1)
-    """Share of the memory's bandwidth in passes over theta; the aim for the kernels, not measured on a GPU."""
+    """Share of the memory bandwidth reached in passes over theta; the target of the kernels, not measured on a GPU."""
     link_share: Annotated[float, Basis.guess] = Field(0.8, gt=0, le=1)
-    """Share of the link, from pinned memory."""
+    """Share of the link's bandwidth reached from pinned memory."""
     noise_g_per_s: Annotated[float, Basis.guess] = Field(150, gt=0)
-    """10^9 elements x members that a GPU's update adds in a second; the aim for the kernels, not measured."""
+    """10^9 elements x members that an update on a GPU adds per second; the target of the kernels, not measured."""
     core_noise_g_per_s: Annotated[float, Basis.measured] = Field(1.1, gt=0)
-    """The same of a CPU core; with AVX-512 (docs/measurements.md, update of 16 members), half of it without."""
+    """The same for a CPU core; with AVX-512 (docs/measurements.md, update of 16 members), half of it without."""
     host_gb_per_s: Annotated[float, Basis.guess] = Field(100, gt=0)
     """Memory bandwidth of a node, for passes on its cores."""
     network_gbit_per_s: Annotated[float, Basis.guess] = Field(100, gt=0)
-    """Between two nodes."""
+    """Bandwidth between two nodes."""
     disk_gb_per_s: Annotated[float, Basis.guess] = Field(1, gt=0)
     """Writing and reading checkpoints on the shared file system."""
 
@@ -106,13 +106,13 @@ class Assumptions(Model):
     """Host memory of one process of an engine, or of the head, without arenas."""
 
     turn_s: Annotated[float, Basis.guess] = Field(0.05, ge=0)
-    """Seconds of an episode's turn beside the model: environment, tokeniser, request."""
+    """Seconds per turn of an episode, without the model: environment, tokeniser, request."""
     member_s: Annotated[float, Basis.guess] = Field(0.2, ge=0)
-    """Seconds of an evaluation beside weights and tokens: calls to the engine, prefix cache reset."""
+    """Seconds per evaluation, without weights and tokens: calls to the engine, prefix cache reset."""
     message_s: Annotated[float, Basis.guess] = Field(0.01, ge=0)
-    """An assignment or a result under way, the head's fsync included."""
+    """Seconds of an assignment or a result on its way, including the head's fsync."""
     start_s: Annotated[float, Basis.guess] = Field(120, ge=0)
-    """Mean until a worker is connected, from the start of its job."""
+    """Mean seconds from the start of a worker's job until it is connected."""
     evaluation_cv: Annotated[float, Basis.guess] = Field(0.3, ge=0, le=5)
     """Standard deviation of an evaluation's seconds over their mean (lognormal)."""
     answer_share: Annotated[float, Basis.guess] = Field(0.25, gt=0, le=1)
@@ -126,17 +126,17 @@ class Assumptions(Model):
     grpo_extra_passes: Annotated[int, Basis.fit] = Field(1, ge=0)
     """Forward passes over finished episodes besides training: old log-probabilities, a reference; fitted as above."""
     grpo_epochs: Annotated[int, Basis.fit] = Field(1, gt=0)
-    """Times that a gradient method trains on each episode; fitted as above."""
+    """How often a gradient method trains on each episode; fitted as above."""
     grpo_length: Annotated[float, Basis.guess] = Field(1, gt=0)
-    """Tokens of its episodes over L; the published GRPO rows of Sudoku would want 0.83, 0.98 and 0.94."""
+    """Tokens of its episodes divided by L; the published GRPO rows of Sudoku would need 0.83, 0.98 and 0.94."""
     training_share: Annotated[float, Basis.fit] = Field(0.042, gt=0, le=1)
-    """Share of the TFLOPS over a whole GRPO run; to 3.2 EFLOPs in 5.4 h on four H100, Sudoku with H* 5 (Zheng et al.,
-    2026)."""
+    """Share of the TFLOPS reached over a whole GRPO run; fitted to 3.2 EFLOPs in 5.4 h on four H100, Sudoku with H* 5
+    (Zheng et al., 2026)."""
     weight_bytes: Annotated[float, Basis.fit] = Field(2, gt=0)
-    """Per parameter of a model in training and of its frozen reference; with the two below 14 in all for GRPO, the
+    """Bytes per parameter of a model in training and of its frozen reference; with the two below 14 for GRPO, the
     published 7.00 times the weights (Zheng et al., 2026)."""
     gradient_bytes: Annotated[float, Basis.fit] = Field(2, ge=0)
-    """Per parameter in training; fitted as above."""
+    """Bytes per parameter in training; fitted as above."""
     optimiser_bytes: Annotated[float, Basis.fit] = Field(8, ge=0)
     """Per parameter in training: Adam's m and v in float32; fitted as above."""
 
@@ -203,6 +203,6 @@ def _explained(faults: Sequence[Any], origin: str) -> Iterator[str]:
         if fault["type"] == "extra_forbidden":
             close = difflib.get_close_matches(key, Assumptions.model_fields, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(Assumptions.model_fields)}"
-            yield f"{key} is no assumption of a plan: {hint}"
+            yield f"{key} is not an assumption of a plan: {hint}"
         elif fault["type"] != "missing":
             yield f"{key}={fault['input']}: {fault['msg']}"

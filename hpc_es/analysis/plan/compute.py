@@ -16,9 +16,9 @@ class Compute:
 
     per_update: float
     in_all: float
-    """Of all updates, without evaluations."""
+    """FLOPs of all updates, without evaluations."""
     evaluations: float
-    """Of the periodic evaluations, at the same L."""
+    """FLOPs of the periodic evaluations, at the same L."""
     gradient: GradientCompute
 
     @property

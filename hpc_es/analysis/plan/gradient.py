@@ -1,8 +1,8 @@
-"""What a gradient method would take for the same task, as something to hold a run against.
+"""FLOPs and memory that a gradient method would need for the same task, to compare a run with.
 
-FLOPs follow from its own updates, episodes, passes and epochs; memory from its parts. One model serves GRPO and PPO:
-PPO has a critic besides, as large as the policy. Which of the numbers behind it are published, fitted or guessed is
-said in assumptions.py; how far predictions are from published rows is in docs/planner.md.
+FLOPs follow from its own updates, episodes, passes and epochs; memory from its parts. One model covers GRPO and PPO:
+PPO also has a critic, as large as the policy. assumptions.py says which of the numbers are published, fitted or
+guessed; docs/planner.md compares predictions with published rows.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from hpc_es.analysis.plan.assumptions import Assumptions
 
 FORWARD, TRAINING = 2, 6
-"""FLOPs per parameter and token: of a pass forwards, and of one forwards and backwards."""
+"""FLOPs per parameter and token of a forward pass, and of a forward and backward pass."""
 
 
 @dataclass(frozen=True)
 class GradientCompute:
-    """FLOPs, where an episode of the run it is held against takes `one` = P L per pass and FLOP."""
+    """FLOPs of gradient methods. An episode of the ES run has `one` = P L (parameters times tokens)."""
 
     grpo_per_update: float
     ppo_per_update: float
     num_updates: int
     grpo_gpu_hours: float | None
-    """None where there is no GPU."""
+    """None without a GPU."""
 
     @property
     def grpo_in_all(self) -> float:
@@ -40,7 +40,7 @@ class GradientMemory:
     gradients: float
     optimiser: float
     reference: float
-    """Frozen weights that the policy is kept near."""
+    """Frozen weights of the reference policy."""
     critic: float
     """Weights, gradients and optimiser of a value model."""
 
@@ -54,7 +54,7 @@ class GradientMemory:
 
 
 def gradient_compute(one: float, assumed: Assumptions) -> GradientCompute:
-    """`one`: P L of the run. Rollout, extra passes and training for each episode; a critic values and learns too."""
+    """FLOPs of rollout, extra passes and training. `one`: P L of the ES run. PPO's critic adds a pass and training."""
     episodes = assumed.grpo_episodes * assumed.grpo_length * one
     learning = TRAINING * assumed.grpo_epochs
     grpo = episodes * (FORWARD + FORWARD * assumed.grpo_extra_passes + learning)
@@ -68,6 +68,7 @@ def gradient_compute(one: float, assumed: Assumptions) -> GradientCompute:
 
 
 def gradient_memory(parameters: float, assumed: Assumptions) -> GradientMemory:
+    """Bytes for full fine-tuning of a model with this many parameters."""
     weights, gradients, optimiser = (
         size * parameters for size in (assumed.weight_bytes, assumed.gradient_bytes, assumed.optimiser_bytes)
     )

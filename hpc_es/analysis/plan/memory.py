@@ -44,7 +44,7 @@ class GpuMemory:
     base: Literal["host", "device"]
     """Where members are written from."""
     sequences: float | None
-    """Of full length that the cache holds at once; None where a token's size is not known."""
+    """Number of sequences of full length that the cache holds at once; None if the size of a token is not known."""
     sequences_wanted: int
     """Episodes that an evaluation plays side by side."""
 
@@ -108,12 +108,12 @@ def memory_of(config: Config, shape: Shape, assumed: Assumptions) -> Memory:
 
 
 def num_elements(config: Config, shape: Shape) -> float:
-    """Of theta and of the optimiser's state."""
+    """Number of elements of theta and of the optimiser's state."""
     return shape.parameters + shape.trained * len(optimisers.STATE[config.es.optimiser.kind])
 
 
 def kv_bytes_per_token(config: Config, shape: Shape) -> float | None:
-    """Of one rank: heads are cut over ranks, as far as there are heads."""
+    """Bytes of the KV cache per token and rank: heads are split over ranks, as far as there are heads."""
     if shape.kv_elements is None or shape.kv_heads is None:
         return None
     return BYTES[config.model.dtype] * shape.kv_elements / min(config.engine.tensor_parallel, shape.kv_heads)
@@ -156,7 +156,7 @@ def _with_base(config: Config, shape: Shape, assumed: Assumptions, base: Literal
 
 
 def _engine_share(config: Config, assumed: Assumptions) -> float:
-    """Of the GPU's memory. Errors: ConfigError."""
+    """Share of the GPU's memory that the engine takes. Errors: ConfigError."""
     given = config.engine.extra.get("gpu_memory_utilization", assumed.engine_share)
     if not isinstance(given, int | float) or not 0 < given <= 1:
         raise ConfigError(f"engine.extra.gpu_memory_utilization={given} must be a share above 0, at most 1")

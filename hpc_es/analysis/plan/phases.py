@@ -38,7 +38,7 @@ class Phases:
     """The head applies an update, while workers go on; the next commit waits for it."""
     checkpoint: float
     base: Place
-    """Of the workers."""
+    """Where the workers keep theta."""
     head: Place
     concurrent: float
     """Episodes that run side by side."""
@@ -49,14 +49,14 @@ class Phases:
 
     @property
     def evaluation(self) -> float:
-        """Of a member that is perturbed and rolled out."""
+        """Seconds of a member: perturbation and rollout."""
         return self.perturb + self.member + self.rollout
 
 
 def phases_of(
     config: Config, shape: Shape, tokens: Tokens, gpu: GpuMemory, assumed: Assumptions, *, num_episodes: int
 ) -> Phases:
-    """Of an update whose evaluations play `num_episodes` each."""
+    """Phases of an update whose evaluations play `num_episodes` each."""
     ranks = config.engine.tensor_parallel
     base: Place = "device" if gpu.base == "device" else "stream"
     if not (assumed.has_gpu and config.engine.direct_map):  # what goes through load_weights is made on the host

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Of one episode, mean. L is what is computed; only what a run recorded may hold cached prefixes too."""
+    """Mean tokens of one episode. L is what is computed; only what a run recorded may hold cached prefixes too."""
 
     prompt: float
     answer: float

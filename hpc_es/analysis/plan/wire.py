@@ -31,7 +31,7 @@ class Wire:
     record: int
     """A commit, as it is broadcast or sent to every worker."""
     announcement: int
-    """Of a commit, with its record's hash; to every worker."""
+    """Bytes of the announcement of a commit, with the hash of its record, to each worker."""
     assignment: int
     result: int
     """With one line per episode, and its acknowledgement."""

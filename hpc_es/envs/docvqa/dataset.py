@@ -146,7 +146,7 @@ def _entries(path: Path) -> list[Any]:
         raise ConfigError(f"{path} cannot be read: {error}; fetch it again") from error
     entries = document.get("data") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"{path} has no list `data` of questions, so it is no annotation file of DocVQA")
+        raise ConfigError(f"{path} has no list `data` of questions, so it is not an annotation file of DocVQA")
     return entries
 
 

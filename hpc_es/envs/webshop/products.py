@@ -106,7 +106,7 @@ def read(files: Files) -> Iterator[Product]:
             seen.add(asin)
             product = _product(item, instructions.get(asin, {}), human.get(asin, []))
         except (KeyError, TypeError, ValueError, AttributeError, InvalidOperation) as error:
-            raise ConfigError(f"{files.items}: {str(item)[:80]}... is no WebShop product: {error!r}") from error
+            raise ConfigError(f"{files.items}: {str(item)[:80]}... is not a WebShop product: {error!r}") from error
         yield product
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 SECONDS_BETWEEN_WORDS = 30.0
-"""Of progress."""
+"""Seconds between two messages of progress."""
 
 
 class EngineModel(TemplateLM):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LETTERS = "ABCDEFGHIJ"
 SEED = 2357
 MAX_TOKENS = 1024
-"""Of a generated answer."""
+"""Most tokens of a generated answer."""
 NO_ANSWER = ""
 _ANSWERS = (
     re.compile(r"answer is \(?([A-J])\)?"),
@@ -93,7 +93,7 @@ class Examples:
     definition: Definition
     rows: tuple[MmluPro | HellaSwag, ...]
     sha256: str
-    """Of the file."""
+    """SHA-256 of the file."""
     num_available: int
 
 
@@ -124,7 +124,7 @@ def read_examples(name: str, folder: Path, limit: int | None = None) -> Examples
             f"{path} is missing; {name} needs it: gzipped, on each line a JSON object with {fields}, as in the data set"
         ) from None
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} cannot be read ({error}); copy it anew") from error
+        raise ConfigError(f"{path} cannot be read ({error}); copy it again") from error
     rows = tuple(_row(line, kind, f"{path}, line {number}") for number, line in enumerate(lines, 1))
     if not 1 <= (wanted := limit or len(rows)) <= len(rows):
         raise ConfigError(f"{wanted} examples of {name} are asked for; {path} has {len(rows)}")
@@ -135,7 +135,7 @@ def _row(line: bytes, kind: type[MmluPro] | type[HellaSwag], where: str) -> Mmlu
     try:
         return msgspec.json.decode(line, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{where}: {error}; copy the file anew") from error
+        raise ConfigError(f"{where}: {error}; copy the file again") from error
 
 
 def extract_letter(answer: str) -> str:
