@@ -33,7 +33,8 @@ def quote(text: str, most: int = MAX_QUOTE) -> str:
 
 def quote_error(error: BaseException, most: int = MAX_QUOTE) -> str:
     """Type and text of an error of someone else's code."""
-    return f"{type(error).__name__}: {quote(_text_of(error, str), most)}"
+    text = quote(_text_of(error, str), most)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def quote_value(value: object, most: int = 200) -> str:
@@ -44,7 +45,7 @@ def quote_value(value: object, most: int = 200) -> str:
 def _text_of(value: object, text: Callable[[object], str]) -> str:
     try:
         return text(value)
-    except Exception:  # it is their own class, or a number of thousands of digits
+    except BaseException:  # their own class raises what it likes, SystemExit too; or a number of thousands of digits
         return "(its text cannot be shown)"
 
 
