@@ -32,7 +32,8 @@ def quote(text: str, most: int = MAX_QUOTE) -> str:
 
 def quote_error(error: BaseException, most: int = MAX_QUOTE) -> str:
     """Type and text of an error from code that is not ours."""
-    return f"{type(error).__name__}: {quote(_text_of(error, str), most)}"
+    text = quote(_text_of(error, str), most)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def quote_value(value: object, most: int = 200) -> str:
@@ -43,7 +44,7 @@ def quote_value(value: object, most: int = 200) -> str:
 def _text_of(value: object, text: Callable[[object], str]) -> str:
     try:
         return text(value)
-    except Exception:  # a class whose str() or repr() fails, or a number of thousands of digits
+    except BaseException:  # a class whose str() or repr() fails, or a number of thousands of digits
         return "(its text cannot be shown)"
 
 

@@ -130,5 +130,5 @@ def test_a_person_who_leaves_ends_the_command_with_the_code_of_a_stop(parrot: st
 def test_an_environment_that_raises_while_it_is_played_is_named(parrot: str) -> None:
     result = invoke("play", parrot, "fault=raises", lines="hello\n")
     assert result.exit_code == 1
-    assert "my_parrot:Parrot: step raised ZeroDivisionError('an odd word')" in result.stderr
+    assert "my_parrot:Parrot: step raised ZeroDivisionError: an odd word" in result.stderr
     assert "no task 9" in invoke("play", parrot, "--task", "9").stderr

@@ -3,13 +3,15 @@
 import dataclasses
 import functools
 import shutil
+import sys
 
+import numpy as np
 import pytest
 
 from hpc_es import envs
 from hpc_es.config.schema import Config
 from hpc_es.envs import make_for
-from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.envs.base import Env, Message, Observation, StepResult, TaskFacts
 from hpc_es.envs.check import check_env
 from hpc_es.errors import ConfigError, EnvError
 
@@ -115,6 +117,39 @@ class HasNoTasks(Countdown):
         self.num_tasks = 0
 
 
+class HasMoreTasksThanNumbers(Countdown):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_tasks = 2**80
+
+
+class SaysNothingOfItsTasks(Countdown):
+    def facts(self, task: int) -> TaskFacts:
+        return None  # type: ignore[return-value]
+
+
+class RewardsTooMuch(Countdown):
+    def step(self, text: str) -> StepResult:
+        return dataclasses.replace(super().step(text), reward=1e200)
+
+
+class RewardsInNumpy(Countdown):
+    def step(self, text: str) -> StepResult:
+        return dataclasses.replace(super().step(text), reward=np.float32(0.5))
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        sys.exit(0)
+
+    __repr__ = __str__
+
+
+class RaisesTheUnspeakable(Countdown):
+    def observation(self) -> Observation:
+        raise Unspeakable
+
+
 class RepeatsAChoice(Countdown):
     def observation(self) -> Observation:
         return Observation((Message("user", "?"),), choices=("1", "1"))
@@ -136,7 +171,8 @@ class NeedsAnOption(Countdown):
 
 
 def test_a_correct_environment_passes_the_check() -> None:
-    check_env(Countdown)
+    assert check_env(Countdown) == Countdown().num_tasks
+    check_env(RewardsInNumpy)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +187,11 @@ def test_a_correct_environment_passes_the_check() -> None:
         (ForgetsTheObservation, "without an observation"),
         (DiffersEachTime, "made alike"),
         (SucceedsTooEarly, "success although"),
-        (HasNoTasks, "num_tasks"),
+        (HasNoTasks, "num_tasks is 0; it must be an int from 1 to"),
+        (HasMoreTasksThanNumbers, "num_tasks is 12"),
+        (SaysNothingOfItsTasks, "task 0 has no proper facts"),
+        (RewardsTooMuch, r"the reward is 1e\+200; it must be a finite number, at most 1e\+100"),
+        (RaisesTheUnspeakable, r"reset\(0\) raised Unspeakable: \(its text cannot be shown\)"),
         (RepeatsAChoice, "repeats an answer"),
         (RemembersNonsense, "history is -1"),
     ],

@@ -8,14 +8,17 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
 import pytest
 from control_peers import EVAL_ID, PATIENCE_S, Worker, hear, raw_dealer, serving, wait_until, working
 
+from hpc_es import bounds
 from hpc_es.errors import TransportError
 from hpc_es.es.records import Episode, EvalId, Result
 from hpc_es.paths import RunPaths
+from hpc_es.quoting import MAX_MESSAGE
 from hpc_es.transport import handshakes, limits
 from hpc_es.transport import messages as m
 from hpc_es.transport.secrets import create_secrets, load_secrets
@@ -205,10 +208,42 @@ def test_the_longest_episode_is_what_the_limit_counts_on() -> None:
     assert two - one <= limits.EPISODE_BYTES
 
 
+def longest(hint: Any) -> Any:
+    """The value of a type that takes most bytes and keeps its rule; of several episodes, one."""
+    match bounds.shape(hint):
+        case "ruled", bounds.Between(most=most):
+            return get_args(hint)[0](most)
+        case "ruled", bounds.OneOf(words=words):
+            return max(words, key=len)
+        case "ruled", bounds.Name(most=most):
+            return "\N{CLOWN FACE}" * most
+        case "ruled", bounds.Facts(most=most, name=name, most_characters=length):
+            return {f"{n:03}{longest(Annotated[str, name])[3:]}": "\N{CLOWN FACE}" * length for n in range(most)}
+        case "ruled", bounds.Text():
+            return "\N{CLOWN FACE}" * MAX_MESSAGE
+        case "optional", inner:
+            return longest(inner)
+        case "many", inner:
+            return (longest(inner),)
+        case "struct", kind:
+            return kind(**{name: longest(each) for name, each in get_type_hints(kind, include_extras=True).items()})
+    return max(get_args(hint), key=len, default=True if hint is bool else 0.1)
+
+
+FROM_WORKERS = [kind for kind in get_args(m.AnyMessage) if "worker" in kind.__struct_fields__]
+
+
+@pytest.mark.parametrize("kind", FROM_WORKERS, ids=lambda kind: kind.__name__)
+def test_the_longest_message_that_keeps_its_rules_fits_the_smallest_limit(kind: type) -> None:
+    message = longest(kind)
+    assert bounds.fault(message) is None
+    assert len(m.encode(2**31, message)) <= limits.HEADROOM + limits.EPISODE_BYTES
+
+
 def test_a_message_that_the_head_would_not_take_is_an_error_at_its_sender(paths: RunPaths) -> None:
     episodes = (Episode(7, 0.5, False, 3, 1, 90, 12, 0.8, 0.1, "terminated"),) * 5000
     with working(paths, holding=None) as worker:
-        with pytest.raises(TransportError, match=r"a Report of [0-9,]+ bytes cannot be sent, .* takes 327,680 at most"):
+        with pytest.raises(TransportError, match=r"a Report of [0-9,]+ bytes cannot be sent, .* takes 335,872 at most"):
             worker.client.send(m.Report("w", Result(EVAL_ID, 0.5, episodes, 0, 0.1, 0.1, 0.1), 1.0, 0.0))
         assert worker.client.flush(0)
 

@@ -129,8 +129,11 @@ def test_launching_writes_the_manifest_and_going_on_compares_it(
     ("said", "message"),
     [
         (lambda task: 3, r"facts\(0\) must return TaskFacts"),
-        (lambda task: TaskFacts(7), r"facts\(0\) must return TaskFacts: Expected `str`"),  # type: ignore[arg-type]
+        (lambda task: TaskFacts(7), r"facts\(0\) must return TaskFacts: .*Expected `str`"),  # type: ignore[arg-type]
         (lambda task: TaskFacts("\ud800"), r"facts\(0\) must return TaskFacts: .* surrogates not allowed"),
+        (lambda task: TaskFacts("x" * 1001), r"facts\(0\) must have an id of at most 1000 characters"),
+        (lambda task: TaskFacts("x", horizon=-1), r"facts\(0\) must have an id .* a horizon that is None or from 0"),
+        (lambda task: TaskFacts("x", horizon=2**70), r"facts\(0\) must return TaskFacts"),
         (lambda task: {}[task], "lab: facts\\(0\\) raised KeyError: 0"),
     ],
 )
@@ -139,6 +142,15 @@ def test_an_environment_that_cannot_say_what_its_tasks_are_is_named(
 ) -> None:
     monkeypatch.setattr(Lab, "facts", lambda self, task: said(task))
     with pytest.raises(EnvError, match=message):
+        write_tasks(tmp_path / "tasks.json", _config(tmp_path, env="lab"))
+
+
+@pytest.mark.parametrize("num_tasks", [0, True, 2**80, 10**5000, "7", None], ids=lambda value: type(value).__name__)
+def test_an_environment_that_cannot_say_how_many_tasks_it_has_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_tasks: object
+) -> None:
+    monkeypatch.setattr(Lab, "num_tasks", property(lambda self: num_tasks, lambda self, value: None), raising=False)
+    with pytest.raises(EnvError, match=r"lab: num_tasks is .*; it must be an int from 1 to 9007199254740992"):
         write_tasks(tmp_path / "tasks.json", _config(tmp_path, env="lab"))
 
 

@@ -28,12 +28,22 @@ class Unspeakable(Exception):
     __repr__ = __str__
 
 
-@pytest.mark.parametrize("value", [Unspeakable(), 10**5000], ids=["an odd class", "a long number"])
+class Leaver(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    "value", [Unspeakable(), Leaver(), 10**5000], ids=["an odd class", "a class that exits", "a long number"]
+)
 def test_what_cannot_be_shown_is_said_so(value: object):
     assert quote_value(value) == "(its text cannot be shown)"
 
 
 def test_an_error_that_cannot_be_shown_is_named():
+    assert quote_error(MemoryError()) == "MemoryError"
     assert quote_error(Unspeakable()) == "Unspeakable: (its text cannot be shown)"
 
 

@@ -66,17 +66,10 @@ def check(name: Name, options: Options = None, json: Json = False) -> None:
     from hpc_es.cli.output import console, print_json, stdout_for
     from hpc_es.envs.check import check_env
 
-    given, num_tasks = _options(options), 0
-
-    def make() -> "Env":
-        nonlocal num_tasks
-        env = envs.make(name, **given)
-        num_tasks = getattr(env, "num_tasks", 0)  # the contract is looked at later
-        return env
-
+    given = _options(options)
     with stdout_for(json):
         try:
-            check_env(make)
+            num_tasks = check_env(lambda: envs.make(name, **given))
         except EnvError as error:
             raise EnvError(f"{name} breaks the contract: {error}") from error
     if json:

@@ -6,12 +6,14 @@ kept apart from `truncated` (a limit of the task was reached). A task's own limi
 anything an environment raises is a fault of the machinery and is never reward 0.
 """
 
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hpc_es.errors import EnvError
+from hpc_es.es.records import MAX_REWARD
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,14 @@ class StepResult:
     @property
     def done(self) -> bool:
         return self.terminated or self.truncated
+
+
+def is_reward(value: object) -> bool:
+    """Whether this may be a step's reward: a finite number, numpy's too, of at most MAX_REWARD either way."""
+    try:
+        return isinstance(value, numbers.Real) and abs(float(value)) <= MAX_REWARD
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True)

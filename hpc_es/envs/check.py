@@ -5,15 +5,16 @@ it broke. It plays a few episodes with answers that no model should give; none o
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from hpc_es.calls import CALLS
-from hpc_es.envs.base import Env, Observation, StepResult
+from hpc_es.envs.base import Env, Observation, StepResult, is_reward
 from hpc_es.envs.guard import process_guard
+from hpc_es.envs.inspection import checked_count, checked_facts
 from hpc_es.errors import EnvError, HpcEsError
-from hpc_es.quoting import quote_error
+from hpc_es.es.records import MAX_REWARD
+from hpc_es.quoting import quote_error, quote_value
 
 ODD_ANSWERS = (
     "",
@@ -35,12 +36,14 @@ CALL_LIMIT_S = 60.0
 """A call that takes longer never returns: as task.step_timeout by default."""
 
 
-def check_env(make_env: Callable[[], Env], *, num_episodes: int = 2) -> None:
-    """Play `num_episodes` tasks. Errors: EnvError naming the rule that the environment breaks."""
+def check_env(make_env: Callable[[], Env], *, num_episodes: int = 2) -> int:
+    """Play `num_episodes` tasks; the number of tasks that there are. Errors: EnvError naming the rule that the
+    environment breaks."""
     with made(make_env) as env:
-        _check_tasks(env)
+        num_tasks = _check_tasks(env)
         _must_raise(lambda: env.step("x"), "step before the first reset")
-        for task in range(min(num_episodes, env.num_tasks)):
+        for task in range(min(num_episodes, num_tasks)):
+            checked_facts(env.facts(task), task)
             first = _check_observation(env.reset(task))
             _check_deterministic(make_env, env, task, first)
             for answer in ODD_ANSWERS:
@@ -49,6 +52,7 @@ def check_env(make_env: Callable[[], Env], *, num_episodes: int = 2) -> None:
             _play(env, env.reset(task))
             _must_raise(lambda: env.step("x"), "step after the episode's end")
             _require(env.reset(task) == first, f"reset({task}) shows something else after an episode than before it")
+    return num_tasks
 
 
 @contextlib.contextmanager
@@ -68,11 +72,11 @@ def made(make_env: Callable[[], Env]) -> Iterator[Env]:
             env.close()
         if isinstance(error, HpcEsError):
             raise
-        raise EnvError(f"{last} raised {error!r}") from error
+        raise EnvError(f"{last} raised {quote_error(error)}") from error
     try:
         env.close()
     except BaseException as error:
-        raise EnvError(f"close raised {error!r}") from error
+        raise EnvError(f"close raised {quote_error(error)}") from error
 
 
 class _Noted:
@@ -101,15 +105,15 @@ class _Noted:
         return call
 
 
-def _check_tasks(env: Env) -> None:
-    num_tasks = getattr(env, "num_tasks", None)
-    _require(isinstance(num_tasks, int) and num_tasks > 0, f"num_tasks is {num_tasks!r}; it must be an int above 0")
+def _check_tasks(env: Env) -> int:
+    num_tasks = checked_count(getattr(env, "num_tasks", None))
     for name, least in (("history", 0), ("max_prompt_tokens", 1)):
         value = getattr(env, name)
         is_count = type(value) is int and value >= least
-        _require(value is None or is_count, f"{name} is {value!r}; it must be None or an int from {least}")
+        _require(value is None or is_count, f"{name} is {quote_value(value)}; it must be None or an int from {least}")
     _must_raise(lambda: env.reset(-1), "reset(-1)")
-    _must_raise(lambda: env.reset(env.num_tasks), f"reset({env.num_tasks}), one past the last task,")
+    _must_raise(lambda: env.reset(num_tasks), f"reset({num_tasks}), one past the last task,")
+    return num_tasks
 
 
 def _check_deterministic(make_env: Callable[[], Env], env: Env, task: int, first: Observation) -> None:
@@ -147,8 +151,10 @@ def _step(env: Env, answer: str) -> StepResult:
 
 def _check_result(result: StepResult) -> None:
     _require(isinstance(result, StepResult), f"step returned {type(result).__name__}; it must return a StepResult")
-    is_number = isinstance(result.reward, (int, float)) and math.isfinite(result.reward)
-    _require(is_number, f"the reward is {result.reward!r}; it must be a finite number")
+    _require(
+        is_reward(result.reward),
+        f"the reward is {quote_value(result.reward)}; it must be a finite number, at most {MAX_REWARD:g}",
+    )
     _require(
         not (result.terminated and result.truncated),
         "a step is both terminated and truncated; a task that is over when its limit is reached is terminated",
@@ -171,7 +177,7 @@ def _check_observation(observation: Observation) -> Observation:
     choices = observation.choices
     if choices is not None:
         _require(len(choices) > 0, "`choices` is empty; use None for free text")
-        _require(len(set(choices)) == len(choices), f"`choices` repeats an answer: {choices!r}")
+        _require(len(set(choices)) == len(choices), f"`choices` repeats an answer: {quote_value(choices)}")
         _require(all(choices), "`choices` has an empty answer")
     return observation
 

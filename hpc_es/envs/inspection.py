@@ -33,6 +33,12 @@ IMPORT_S = 120.0
 """Time limit for importing the environment's module: torch on a slow file system takes a minute."""
 
 
+MAX_TASKS = 2**53
+"""Task indices fit run.h5 and every JSON reader."""
+MAX_ID, MAX_HORIZON = 1000, 2**31 - 1
+"""Characters of a task's id, and turns."""
+
+
 class Inspection(msgspec.Struct, frozen=True):
     """What an environment says about itself."""
 
@@ -106,18 +112,36 @@ def _within(limit_s: float, setting: str, what: str, call: Callable[[], Value]) 
 
 
 def _count(env: Env, config: Config) -> int:
-    if not isinstance(env.num_tasks, int):
-        raise EnvError(f"{config.task.env}: num_tasks is {quote_value(env.num_tasks)}; it must be a whole number")
-    return env.num_tasks
+    num_tasks = env.num_tasks
+    try:
+        return checked_count(num_tasks)
+    except EnvError as error:
+        raise EnvError(f"{config.task.env}: {error}") from None
 
 
 def _facts(env: Env, task: int) -> TaskFacts:
+    return checked_facts(env.facts(task), task)
+
+
+def checked_count(num_tasks: object) -> int:
+    """The number of tasks that an environment reports. Errors: EnvError when it is not a positive int."""
+    if type(num_tasks) is not int or not 0 < num_tasks <= MAX_TASKS:
+        raise EnvError(f"num_tasks is {quote_value(num_tasks)}; it must be an int from 1 to {MAX_TASKS}")
+    return num_tasks
+
+
+def checked_facts(facts: object, task: int) -> TaskFacts:
     """Facts about one task. Errors: EnvError when they are not what the contract allows."""
-    facts: object = env.facts(task)
     try:
-        return msgspec.json.decode(msgspec.json.encode(facts), type=TaskFacts)
-    except (TypeError, UnicodeEncodeError, msgspec.MsgspecError) as error:
+        found = msgspec.json.decode(msgspec.json.encode(facts), type=TaskFacts)
+    except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
         raise EnvError(f"facts({task}) must return TaskFacts: {quote_error(error)}, in {quote_value(facts)}") from None
+    if len(found.id) > MAX_ID or not 0 <= (found.horizon or 0) <= MAX_HORIZON:
+        raise EnvError(
+            f"facts({task}) must have an id of at most {MAX_ID} characters, and a horizon that is None or from 0 to "
+            f"{MAX_HORIZON}, in {quote_value(facts)}"
+        )
+    return found
 
 
 # --- in a separate process ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hpc_es.errors import TransportError
 
 EPISODE_BYTES = 256
 """An Episode with the longest number in every field."""
-HEADROOM = 2**16
+HEADROOM = 72 * 2**10
 """Everything in a message to the head except its episodes: names, facts of a Hello, the error of an evaluation."""
 TO_HEAD = HEADROOM + 1024 * EPISODE_BYTES
 """Largest message to a head that does not know how many episodes a report has."""

@@ -9,7 +9,6 @@ but for those that say that they are instant.
 import asyncio
 import contextlib
 import logging
-import numbers
 import threading
 import time
 from base64 import b64encode
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 from hpc_es.calls import CALLS
 from hpc_es.config.schema import Config
 from hpc_es.engine.base import Chat, Completion, Engine, Illustrated
-from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.envs.base import Env, Message, Observation, StepResult, is_reward
 from hpc_es.envs.guard import process_guard
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.es.population import episode_seed
@@ -407,19 +406,12 @@ def check_step(step: StepResult, task: int, so_far: float = 0.0) -> None:
     """Errors: EnvError when a step breaks the contract of environments."""
     if not isinstance(step, StepResult):
         raise EnvError(f"task {task}: step returned {type(step).__name__}; it must return a StepResult")
-    if not _is_reward(step.reward):
+    if not is_reward(step.reward):
         raise EnvError(
             f"task {task} was rewarded with {quote_value(step.reward)}: a reward must be a finite number, at most "
             f"{MAX_REWARD:g}"
         )
-    if not _is_reward(so_far + float(step.reward)):
+    if not is_reward(so_far + float(step.reward)):
         raise EnvError(f"the rewards of task {task} add up to more than {MAX_REWARD:g}")
     if step.observation is None and not step.done:
         raise EnvError(f"task {task} continues without an observation: end it, or return what the model sees next")
-
-
-def _is_reward(value: object) -> bool:
-    try:
-        return isinstance(value, numbers.Real) and abs(float(value)) <= MAX_REWARD
-    except OverflowError:
-        return False
