@@ -23,6 +23,7 @@ from hpc_es.config.explain import explain
 from hpc_es.config.schema import HARMLESS, TAGGED, Config
 from hpc_es.config.yaml12 import Given, Tree
 from hpc_es.errors import ConfigError
+from hpc_es.files import read_bytes
 
 DEFAULT = "default"
 
@@ -150,7 +151,7 @@ def _read_site(path: Path) -> Tree:
 def _read(path: Path, descendants: tuple[Path, ...], between: Tree | None = None) -> Tree:
     """A config file laid over `between`, and that over the file that it extends."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path).decode()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file (working directory {Path.cwd()})") from None
     except (OSError, UnicodeDecodeError) as error:
