@@ -26,6 +26,8 @@ from hpc_es.errors import ConfigError
 from hpc_es.files import read_bytes
 
 DEFAULT = "default"
+MEASURE = ("task", "sampling", "eval", "engine")
+"""Sections that say what parameters are measured by: an evaluation made later may have others than its run."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,22 @@ def refuse_another(recorded: str, config: Config, path: Path) -> None:
             f"{path} is not what this run began with: {'; '.join(map(str, harmful))}; set it back, or choose another "
             "run.name"
         )
+
+
+def refuse_evaluation_of_another(recorded: str, evaluated: str) -> None:
+    """Errors: ConfigError when the run that a later evaluation was made for was not configured as this one.
+
+    Only what both name is compared, since another hpc_es may have written either.
+    """
+    run, other = (dict(_leaves(json.loads(text), "")) for text in (recorded, evaluated))
+    may_differ = (*MEASURE, "model.path")  # the base model may have moved
+    differences = [
+        Difference(key, run[key], other[key])
+        for key in run
+        if key in other and run[key] != other[key] and not _harmless(key) and not _is_below(key, may_differ)
+    ]
+    if differences:
+        raise ConfigError(f"it is an evaluation of another run: {'; '.join(map(str, differences))}; move it back there")
 
 
 def _checked(tree: Tree) -> Config:
@@ -246,4 +264,8 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _harmless(key: str) -> bool:
-    return any(key == known or key.startswith(known + ".") for known in HARMLESS)
+    return _is_below(key, HARMLESS)
+
+
+def _is_below(key: str, sections: Sequence[str]) -> bool:
+    return any(key == known or key.startswith(known + ".") for known in sections)
