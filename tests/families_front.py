@@ -26,6 +26,7 @@ from tiny_qwen import NUM_IMAGE_TOKENS, SEEING, write_tiny_qwen
 from transformers import AutoImageProcessor, AutoModelForCausalLM, AutoModelForImageTextToText
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.model_executor.models import registry
 from vllm.platforms import current_platform
 
 from hpc_es.config.schema import EngineConfig, ModelConfig
@@ -134,6 +135,8 @@ if __name__ == "__main__":
     # Once is enough, and it looks into every module, where it would stumble over numba's.
     current_platform.register_triton_kernel_overrides()
     type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
+    # vLLM would look at each family's class in a process of its own, which takes longer than the family here.
+    registry._run_in_subprocess = lambda look: look()
     for name in sys.argv[2:]:
         said = asyncio.run(examine(name, Path(sys.argv[1])))
         gc.collect()

@@ -131,10 +131,16 @@ def test_a_file_of_another_run_is_not_believed(root: Path, tmp_path: Path) -> No
     for record in fake_records(seed=1):
         writer.append(record)
     writer.close()
-    expected = from_journal(root)
-    shutil.copy2(rebuild(other), rebuild(root))
-    with pytest.warns(UserWarning, match="of another run, fakt"):
-        assert_same(tables(hpc_es.store.read(root)), expected)
+    path = rebuild(root)
+    shutil.copy2(rebuild(other), path)
+    with (
+        pytest.warns(UserWarning, match="of another run, fakt"),
+        pytest.raises(JournalDamaged, match=f"one of them is from another run.*or remove {path}"),
+    ):
+        hpc_es.store.read(root)
+    path.unlink()
+    with pytest.warns(UserWarning, match="missing"):
+        assert_same(tables(hpc_es.store.read(root)), from_journal(root))
 
 
 # --- files of the first release ---------------------------------------------------------------------------------

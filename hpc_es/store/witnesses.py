@@ -19,7 +19,7 @@ import msgspec
 from hpc_es.errors import JournalDamaged, StoreError
 from hpc_es.files import read_bytes, read_json
 from hpc_es.paths import RunPaths
-from hpc_es.store.frames import Frames, damaged
+from hpc_es.store.frames import Frames
 from hpc_es.store.hdf5_tables import hdf5_end
 from hpc_es.store.records import AnyRecord, Committed, Digested, Planned, Started
 
@@ -103,11 +103,10 @@ class Witnesses:
         heads = [head for head in self.heads if head.generation == started.generation]
         for head in heads:
             if head.run_id != started.run_id:
-                raise damaged(
-                    frames.path,
-                    0,
-                    f"it is of the run {started.run_id!r}, but {head.path.name} of the same generation is of "
-                    f"{head.run_id!r}: one of them is from another run",
+                raise JournalDamaged(
+                    f"{frames.path} (offset 0) is of the run {started.run_id!r}, but {head.path} of the same "
+                    f"generation is of {head.run_id!r}: one of them is from another run. Restore the journal from a "
+                    f"copy, or remove {head.path}"
                 )
         further = [head for head in heads if head.num_bytes > frames.end]
         newer = [version for version in self.versions if self._is_newer(version)] if is_newest else []
