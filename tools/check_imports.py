@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 ROWS = (
     ("quoting", "allowance"),
-    ("errors", "bounds", "modes", "paths", "place", "__init__"),
+    ("errors", "bounds", "files", "modes", "paths", "place", "__init__"),
     ("calls",),
     ("config", "data"),
     ("noise", "es"),

@@ -6,12 +6,13 @@ problem in the report.
 """
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_es.config.load import from_record, load, refuse_another
+from hpc_es.config.load import from_record, load, refuse_another, refuse_evaluation_of_another
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, StoreError, VerifyError
 from hpc_es.es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Member, Result, UpdateMember
@@ -23,8 +24,8 @@ from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.frames import END_MARK_BYTES
-from hpc_es.store.hdf5_tables import hdf5_end
-from hpc_es.store.journal import read_file, read_journal
+from hpc_es.store.hdf5_tables import hdf5_end, why_damaged
+from hpc_es.store.journal import read_file, read_journal, warn_python
 
 COMMITS_PER_PASS = 32
 """Versions applied in one pass over theta; every one of them gets its digest."""
@@ -74,6 +75,8 @@ class History:
     base_digest: int
     config_json: str = ""
     """What the run began with."""
+    run_ids: set[str] = field(default_factory=set)
+    """More than one where the run was renamed."""
     planned: dict[EvalId, Assignment] = field(default_factory=dict)
     results: dict[EvalId, Result] = field(default_factory=dict)
     void: set[EvalId] = field(default_factory=set)
@@ -95,6 +98,7 @@ def verify(run: Path, *, model: Path | None = None, say: Say = lambda text: None
     arena = load_base(history, model)
     report = check(history, arena, say=say)
     report.problems.extend(_check_config(RunPaths(run), history))
+    report.problems.extend(_check_tables(RunPaths(run), history))
     report.problems.extend(_check_later_evals(RunPaths(run), history, report.versions))
     if arena.base_digest == history.base_digest:
         report.problems.extend(_check_checkpoints(history, arena, written))
@@ -154,6 +158,7 @@ def collect(records: Iterable[journal.AnyRecord]) -> History:
                 contradiction = str(error)
         if isinstance(record, journal.Started):
             history = history or History(from_record(record.config_json), record.base_digest, record.config_json)
+            history.run_ids.add(record.run_id)
             if record.base_digest != history.base_digest:
                 history.problems.append(f"generation {record.generation} began on another base model")
         elif history is None:
@@ -356,6 +361,21 @@ def _check_config(paths: RunPaths, history: History) -> list[str]:
     return []
 
 
+def _check_tables(paths: RunPaths, history: History) -> list[str]:
+    """run.h5, where there is one, holds what was written, and is of this run."""
+    if not os.path.lexists(paths.hdf5):
+        return []
+    remedy = f"remove it, and `hpc-es run {paths.root}` builds it from the journal"
+    if (damage := why_damaged(paths.hdf5)) is not None:
+        return [f"{damage}; {remedy}"]
+    end = hdf5_end(paths.hdf5)
+    if end is None:
+        warn_python(f"{paths.hdf5} was left in the middle of a write, so nothing in it was checked; {remedy}")
+    elif end.run_id not in history.run_ids:
+        return [f"{paths.hdf5} is of another run, {end.run_id!r}; {remedy}"]
+    return []
+
+
 def _check_later_evals(paths: RunPaths, history: History, versions: list[VersionLine]) -> list[str]:
     """Every evaluation that was made afterwards is of this run, and saw the theta that its version names."""
     digests = {line.version: line.digest for line in versions}
@@ -366,8 +386,10 @@ def _check_later_evals(paths: RunPaths, history: History, versions: list[Version
             problems.append(f"{path} had {merged[path.stem]} bytes when {paths.hdf5} was written: its end is lost")
         try:
             for record in read_file(path):
-                if isinstance(record, journal.Started) and record.base_digest != history.base_digest:
-                    problems.append(f"{path}: {_wrong_base(record.base_digest, history.base_digest)}")
+                if isinstance(record, journal.Started):
+                    refuse_evaluation_of_another(history.config_json, record.config_json)
+                    if record.base_digest != history.base_digest:
+                        problems.append(f"{path}: {_wrong_base(record.base_digest, history.base_digest)}")
                 if isinstance(record, journal.Reported) and record.result.error is None:
                     result = record.result
                     expected = digests.get(result.eval_id.version)
@@ -375,8 +397,8 @@ def _check_later_evals(paths: RunPaths, history: History, versions: list[Version
                         problems.append(f"{path}: the run has no version {result.eval_id.version}")
                     elif expected != result.digest:
                         problems.append(f"{path}: {_wrong_digest(result, expected)}")
-        except StoreError as error:
-            problems.append(str(error))
+        except (ConfigError, StoreError) as error:
+            problems.append(f"{path}: {error}")
     return problems
 
 

@@ -23,8 +23,11 @@ from hpc_es.config.explain import explain
 from hpc_es.config.schema import HARMLESS, TAGGED, Config
 from hpc_es.config.yaml12 import Given, Tree
 from hpc_es.errors import ConfigError
+from hpc_es.files import read_bytes
 
 DEFAULT = "default"
+MEASURE = ("task", "sampling", "eval", "engine")
+"""Sections that say what parameters are measured by: an evaluation made later may have others than its run."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,22 @@ def refuse_another(recorded: str, config: Config, path: Path) -> None:
         )
 
 
+def refuse_evaluation_of_another(recorded: str, evaluated: str) -> None:
+    """Errors: ConfigError when the run that a later evaluation was made for was not configured as this one.
+
+    Only what both name is compared, since another hpc_es may have written either.
+    """
+    run, other = (dict(_leaves(json.loads(text), "")) for text in (recorded, evaluated))
+    may_differ = (*MEASURE, "model.path")  # the base model may have moved
+    differences = [
+        Difference(key, run[key], other[key])
+        for key in run
+        if key in other and run[key] != other[key] and not _harmless(key) and not _is_below(key, may_differ)
+    ]
+    if differences:
+        raise ConfigError(f"it is an evaluation of another run: {'; '.join(map(str, differences))}; move it back there")
+
+
 def _checked(tree: Tree) -> Config:
     try:
         return _validate(yaml12.plain(tree))
@@ -150,7 +169,7 @@ def _read_site(path: Path) -> Tree:
 def _read(path: Path, descendants: tuple[Path, ...], between: Tree | None = None) -> Tree:
     """A config file laid over `between`, and that over the file that it extends."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path).decode()
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file (working directory {Path.cwd()})") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -245,4 +264,8 @@ def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _harmless(key: str) -> bool:
-    return any(key == known or key.startswith(known + ".") for known in HARMLESS)
+    return _is_below(key, HARMLESS)
+
+
+def _is_below(key: str, sections: Sequence[str]) -> bool:
+    return any(key == known or key.startswith(known + ".") for known in sections)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpc_es.config import Config, Loaded, load, settle
 from hpc_es.config.fields import file_name
-from hpc_es.config.load import DEFAULT
+from hpc_es.config.load import DEFAULT, MEASURE
 from hpc_es.config.schema import MAX_REPEATS
 from hpc_es.envs.inspection import inspect
 from hpc_es.errors import ConfigError
@@ -19,7 +19,7 @@ from hpc_es.paths import RunPaths
 
 LIMITS = ("max_model_len", "max_concurrent")
 """Of the engine: what a task file may ask for where the engine is a run's."""
-_FOR_RUNS = ("task", "sampling", "eval", "engine")
+_FOR_RUNS = MEASURE
 _FOR_MODELS = (*_FOR_RUNS, "run.seed", "model.dtype")
 _NOT_THE_FILES = ("run.name=evaluation", "run.num_updates=1", "model.path=evaluated")
 """What a task file need not say, and what counts for nothing where it does."""

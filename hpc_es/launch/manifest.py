@@ -15,6 +15,7 @@ from hpc_es.config import Config
 from hpc_es.envs.base import TaskFacts
 from hpc_es.envs.inspection import inspect
 from hpc_es.errors import ConfigError, StoreError
+from hpc_es.files import read_json
 
 _MAX_LISTED = 5
 """Differences that a refusal lists."""
@@ -56,10 +57,10 @@ def write_tasks(path: Path, config: Config) -> Manifest:
 def read_tasks(path: Path) -> Manifest | None:
     """None where there is no such file. Errors: StoreError when it is damaged or cannot be read."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return read_json(path, Manifest)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError) as error:
         raise StoreError(
             f"{path} cannot be read as a manifest of evaluation tasks: {error}; restore it from a copy, or remove it: "
             "it is written again when the run resumes"

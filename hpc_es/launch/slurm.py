@@ -23,6 +23,7 @@ from submitit import SlurmExecutor
 from hpc_es.config import Config
 from hpc_es.config.schema import JobConfig
 from hpc_es.errors import LaunchError
+from hpc_es.files import read_json
 from hpc_es.launch import prepare
 from hpc_es.launch.slurm_commands import UNKNOWN, JobStatus, Slurm
 from hpc_es.paths import RunPaths
@@ -262,8 +263,8 @@ def recorded_jobs(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
 
 def _recorded(file: Path) -> Recorded | None:
     """None, with a warning, for a file that no job of ours has written."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        known = msgspec.json.decode(file.read_bytes(), type=Recorded)
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        known = read_json(file, Recorded)
         if _JOB_ID.fullmatch(known.job_id) and file.stem == known.job_id:
             return known
     warnings.warn(f"{file} is ignored: it is not the record of a Slurm job; move it elsewhere", stacklevel=3)

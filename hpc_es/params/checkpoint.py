@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from hpc_es.errors import ModelError, StoreError
+from hpc_es.files import read_json
 from hpc_es.params.weights import Spec, scan_file
 from hpc_es.params.weights import write as write_safetensors
 from hpc_es.paths import RunPaths
@@ -72,7 +73,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Errors: StoreError."""
     path = folder / MANIFEST
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Manifest)
+        return read_json(path, Manifest)
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     except msgspec.DecodeError as error:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from hpc_es.errors import ModelError
+from hpc_es.files import read_bytes
 from hpc_es.noise import Array
 
 FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "F16": np.dtype("<f2")}
@@ -95,7 +96,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise ModelError(f"model.path {folder} is not a directory; run `hpc-es model get`, or name a local model")
     try:
-        text = path.read_bytes()
+        text = read_bytes(path)
     except FileNotFoundError:
         raise ModelError(f"{folder} has no config.json; a Hugging Face model folder is needed") from None
     except OSError as error:
@@ -249,7 +250,7 @@ def _listed(folder: Path) -> list[Stored]:
             )
         return scan_file(single)
     try:
-        text = index.read_bytes()
+        text = read_bytes(index)
     except OSError as error:
         raise ModelError(f"{index} cannot be read ({error.strerror}); fetch the model again") from error
     weight_map = _json_object(text, str(index)).get("weight_map")

@@ -119,15 +119,17 @@ class Hdf5Writer:
             commit()
 
     def _build(self, projection: Projection, journal_bytes: int) -> None:
-        if projection.started is None:
+        started = projection.started
+        if started is None:
             raise StoreError(
                 f"cannot write {self._paths.hdf5}: no record has been added, and the first must be Started"
             )
-        merged = dict(merge_later(projection, self._paths.later_evals(), self._warn))
+        later = self._paths.later_evals()
+        merged = dict(merge_later(projection, later, self._warn, started.base_digest, started.config_json))
         try:
             self._spill(projection)
             with self._open(self._temporary) as (file, commit):
-                _describe(file, projection.started, self._token, merged)
+                _describe(file, started, self._token, merged)
                 _mark(file, projection, journal_bytes)
                 commit()
             os.replace(self._temporary, self._paths.hdf5)
@@ -135,7 +137,7 @@ class Hdf5Writer:
             raise self._fail(error) from error
         for leftover in self._paths.root.glob(f".{self._paths.hdf5.name}.*"):  # of writers that were killed
             leftover.unlink(missing_ok=True)
-        self._building, self._generation, self._journal_bytes = False, projection.started.generation, journal_bytes
+        self._building, self._generation, self._journal_bytes = False, started.generation, journal_bytes
 
     # --- the file that exists ----------------------------------------------------------------------------------
 

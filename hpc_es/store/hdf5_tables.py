@@ -57,6 +57,21 @@ def read_attrs(path: Path) -> Attrs:
     return _look(path, lambda file: _attrs(file, path))
 
 
+def why_damaged(path: Path) -> str | None:
+    """What of a run.h5 is not what a flush left; None also where a flush was cut short, or there are no checksums.
+
+    Errors: StoreError when it is of a newer schema.
+    """
+    try:
+        for table in TABLES:
+            read_table(path, table)
+    except NoChecksums:
+        return None
+    except Unusable as reason:
+        return str(reason)
+    return None
+
+
 @dataclass(frozen=True)
 class Hdf5End:
     """How far a run.h5 got: which head of which run wrote it, and how many bytes of that head's segment it covers."""

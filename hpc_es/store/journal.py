@@ -28,6 +28,7 @@ from pathlib import Path
 import msgspec
 
 from hpc_es.errors import JournalDamaged, StoreError, Superseded
+from hpc_es.files import open_regular, read_bytes
 from hpc_es.paths import MAX_GENERATION, RunPaths
 from hpc_es.store.frames import FILE_HEADER, Chain, Frames, damaged, frame
 from hpc_es.store.records import AnyRecord, Started
@@ -451,7 +452,7 @@ def _seal(paths: RunPaths, generation: int, warn: Warn) -> _Seal:
 def is_being_written(path: Path) -> bool:
     """Whether a process holds the lock of a journal's writer; False if the file system has no locks."""
     try:
-        file = os.open(path, os.O_RDONLY)
+        file = open_regular(path)
     except OSError:
         return False
     try:
@@ -476,7 +477,7 @@ def lock(file: int, how: int) -> None:
 
 def _read(path: Path, sealed: _Seal | None = None) -> bytes:
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise os_error("read", path, error) from error
     if sealed is None:

@@ -19,6 +19,8 @@ import zlib
 from array import array
 from pathlib import Path
 
+from hpc_es.files import open_regular
+
 _PAGE = 4096
 _FOOTER = struct.Struct("<8sQI")
 """Magic, bytes of content, CRC-32 of the list of checksums; the CRC-32 of these three follows."""
@@ -45,7 +47,7 @@ class Pages(io.RawIOBase):
         """Errors: OSError; NoChecksums."""
         self._path = path
         self._position = 0
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file = open_regular(path)
         try:
             self._size, self._checksums = _read_checksums(self._file, path)
         except BaseException:

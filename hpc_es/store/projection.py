@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec.structs import astuple, replace
 
-from hpc_es.errors import StoreError
+from hpc_es.errors import ConfigError, StoreError
 from hpc_es.es.records import Assignment, Commit, EvalId, Result
 from hpc_es.es.staleness import lag
 from hpc_es.store import records as journal
@@ -348,22 +348,25 @@ class Projection:
 
 
 def merge_later(
-    projection: Projection, files: Iterable[Path], warn: Warn, base_digest: int | None = None
+    projection: Projection, files: Iterable[Path], warn: Warn, base_digest: int, config_json: str
 ) -> Iterator[tuple[str, int]]:
     """Fold in journals of evaluations made after the run; yields name and size of those that could be read.
 
-    `base_digest`: of the run, where the projection has not seen its start.
+    `base_digest`, `config_json`: of the run. What was made for another run is left out.
     """
-    base = projection.started.base_digest if projection.started else base_digest
+    from hpc_es.config.load import refuse_evaluation_of_another  # slow to import, and most readers have none of these
+
     for path in files:
         try:
             size = path.stat().st_size  # one that grows meanwhile is read again the next time
             records = list(read_file(path, warn=warn))
             first = records[0]
-            if isinstance(first, journal.Started) and base is not None and first.base_digest != base:
-                raise StoreError(f"it is of a run on the base model {first.base_digest:016x}, not {base:016x}")
+            assert isinstance(first, journal.Started), "a journal begins with Started"
+            if first.base_digest != base_digest:
+                raise StoreError(f"it is of a run on the base model {first.base_digest:016x}, not {base_digest:016x}")
+            refuse_evaluation_of_another(config_json, first.config_json)
             projection.add_later(path.stem, records)
-        except (StoreError, OSError) as error:  # one bad file must not hide the run
+        except (ConfigError, StoreError, OSError) as error:  # one bad file must not hide the run
             warn(f"{path.name} is left out: {error}")
         else:
             yield path.stem, size

@@ -202,7 +202,8 @@ class Run:
     @cached_property
     def _later_evals(self) -> dict[str, Columns]:
         projection = Projection(protocol_of(self.attrs["config"]))
-        if not list(merge_later(projection, self._newer.values(), warn_python, int(self.attrs["base_digest"]))):
+        base_digest, config_json = int(self.attrs["base_digest"]), str(self.attrs["config"])
+        if not list(merge_later(projection, self._newer.values(), warn_python, base_digest, config_json)):
             return {}
         tables = _empty_tables()
         _apply(tables, projection.take())
@@ -224,7 +225,7 @@ def _fold_journal(paths: RunPaths) -> tuple[dict[str, Columns], dict[str, Any]]:
     started, end = projection.started, journal_end(paths.root)
     if started is None or end is None:
         raise StoreError(f"{paths.root} has a journal without any record: the run has not begun")
-    merged = dict(merge_later(projection, paths.later_evals(), warn_python))
+    merged = dict(merge_later(projection, paths.later_evals(), warn_python, started.base_digest, started.config_json))
     _apply(tables, projection.take())
     attrs = {
         "schema_version": SCHEMA_VERSION,

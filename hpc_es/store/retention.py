@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from hpc_es.errors import StoreError
+from hpc_es.files import read_json
 from hpc_es.paths import retention_record, retention_records
 
 
@@ -92,7 +93,7 @@ def read_records(folder: Path) -> Iterator[tuple[Path, Record]]:
     """All records in a folder, by file name. Errors: StoreError for a damaged record."""
     for path in retention_records(folder):
         try:
-            yield path, msgspec.json.decode(path.read_bytes(), type=Record)
+            yield path, read_json(path, Record)
         except (OSError, msgspec.DecodeError) as error:
             raise StoreError(f"{path} is not a retention record ({error}); remove it to measure again") from error
 

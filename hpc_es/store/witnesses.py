@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from hpc_es.errors import JournalDamaged, StoreError
+from hpc_es.files import read_bytes, read_json
 from hpc_es.paths import RunPaths
 from hpc_es.store.frames import Frames
 from hpc_es.store.hdf5_tables import hdf5_end
@@ -142,8 +143,8 @@ def _names(paths: list[Path]) -> str:
 
 
 def _rendezvous(paths: RunPaths) -> _Head | None:
-    with contextlib.suppress(OSError, msgspec.MsgspecError, RecursionError):
-        said = msgspec.json.decode(paths.rendezvous.read_bytes(), type=_Rendezvous)
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        said = read_json(paths.rendezvous, _Rendezvous)
         return _Head(paths.rendezvous, said.generation, said.run_id)
     return None
 
@@ -177,7 +178,7 @@ def _checkpoints(paths: RunPaths) -> Iterable[_Version]:
 def _later_evals(paths: RunPaths) -> Iterable[_Version]:
     for path in paths.later_evals():
         with contextlib.suppress(OSError, StoreError):
-            frames = Frames(path, path.read_bytes())
+            frames = Frames(path, read_bytes(path))
             planned, base_digest = 0, None
             for offset, payload in frames.payloads():
                 if base_digest is None or _PLANNED.search(payload):  # the others are many

@@ -16,6 +16,7 @@ from msgspec import Struct
 from hpc_es.bounds import Facts, Name, Text
 from hpc_es.errors import TransportError
 from hpc_es.es.records import Assignment, Commit, Count, Digest, EvalId, Result, Seconds, UpdateMember, Version
+from hpc_es.files import read_json
 
 PROTOCOL = 3
 
@@ -394,6 +395,6 @@ def decode_commit(data: bytes) -> Commit:
 def read_rendezvous(path: Path) -> Rendezvous | None:
     """None while no head has published one."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Rendezvous)
+        return read_json(path, Rendezvous)
     except (FileNotFoundError, msgspec.DecodeError):
         return None

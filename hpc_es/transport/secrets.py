@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from hpc_es import modes
 from hpc_es.errors import TransportError
+from hpc_es.files import read_json
 from hpc_es.paths import RunPaths
 
 _HEAD, _WORKERS = "head.json", "workers.json"
@@ -96,7 +97,7 @@ def _refuse_open(path: Path, wanted: int) -> None:
 def _read(path: Path) -> KeyPair:
     _refuse_open(path, 0o600)
     try:
-        keys = msgspec.json.decode(path.read_bytes(), type=KeyPair)
+        keys = read_json(path, KeyPair)
         paired = len(keys.secret) == _Z85_LENGTH and zmq.curve_public(keys.secret.encode()) == keys.public.encode()
     except OSError as error:
         raise TransportError(f"{path} cannot be read: {error}") from error

@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from hpc_es.errors import HpcEsError
+from hpc_es.files import read_json
 from hpc_es.paths import RunPaths
 from hpc_es.quoting import quote_error
 from hpc_es.transport.messages import SeatStatus, Status
@@ -118,8 +119,8 @@ def with_absent(status: Status, paths: RunPaths) -> Status:
 
 def _read(file: Path) -> Seat | None:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Seat)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return read_json(file, Seat)
+    except (OSError, msgspec.DecodeError):
         return None
 
 

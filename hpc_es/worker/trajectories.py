@@ -18,6 +18,7 @@ from hpc_es.config.schema import Config
 from hpc_es.envs.base import Message
 from hpc_es.es.population import eval_sampling_seed
 from hpc_es.es.records import Assignment, Episode, EvalId, Kind
+from hpc_es.files import open_regular
 from hpc_es.paths import RunPaths
 
 log = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ def read_trajectories(paths: RunPaths) -> Iterator[Trajectory]:
 
 def read_trajectory_file(path: Path) -> Iterator[Trajectory]:
     """Lines that are torn, since their worker was killed, are left out."""
-    with path.open("rb") as file:
+    with open(open_regular(path), "rb") as file:
         for line in file:
             try:
                 yield msgspec.json.decode(line, type=Trajectory)
