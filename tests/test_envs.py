@@ -189,7 +189,7 @@ def test_a_correct_environment_passes_the_check() -> None:
         (SucceedsTooEarly, "success although"),
         (HasNoTasks, "num_tasks is 0; it must be an int from 1 to"),
         (HasMoreTasksThanNumbers, "num_tasks is 12"),
-        (SaysNothingOfItsTasks, "task 0 has no proper facts"),
+        (SaysNothingOfItsTasks, r"facts\(0\) must return TaskFacts"),
         (RewardsTooMuch, r"the reward is 1e\+200; it must be a finite number, at most 1e\+100"),
         (RaisesTheUnspeakable, r"reset\(0\) raised Unspeakable: \(its text cannot be shown\)"),
         (RepeatsAChoice, "repeats an answer"),
