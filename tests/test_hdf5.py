@@ -237,6 +237,17 @@ def test_a_later_evaluation_of_another_base_model_is_left_out_with_a_warning(roo
         assert len(hpc_es.store.read(root).evals) == 2
 
 
+def test_a_later_evaluation_of_another_run_on_the_same_base_is_left_out_with_a_warning(root: Path) -> None:
+    first, *others = later_eval(2, 0.75)
+    assert isinstance(first, Started)
+    foreign = first.config_json.replace('"num_updates":4', '"num_updates":5')
+    write_later(root, "foreign", [structs.replace(first, config_json=foreign), *others])
+    with pytest.warns(UserWarning, match=r"foreign\.hpcj is left out: it is an evaluation of another run"):
+        rebuild(root)
+    with pytest.warns(UserWarning, match=r"foreign\.hpcj is left out"):
+        assert len(hpc_es.store.read(root).evals) == 2
+
+
 # --- reading elsewhere ------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """verify believes nothing that it can compute again; replay gives back any version, bit for bit."""
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,10 +15,13 @@ from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, JournalDamaged, ModelError, VerifyError
 from hpc_es.es.records import Commit, Episode, EvalId, Result, UpdateMember
 from hpc_es.head import planning
+from hpc_es.launch.evaluate import started
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
+from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter
+from hpc_es.store.later import EvalJournal
 
 NUM_UPDATES = 5
 Records = list[journal.AnyRecord]
@@ -309,3 +313,32 @@ def test_a_journal_without_records_is_told_from_a_run_that_never_began(tmp_path:
     paths.hdf5.touch()
     with pytest.raises(JournalDamaged, match=r"no journal, although it has .*run.h5, .*v00000002: restore"):
         verify(tmp_path)
+
+
+def test_tables_that_are_damaged_or_of_another_run_are_problems(config: Config, tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    write(paths.root, made_up_run(config, base(config)))
+    whole = rebuild(paths.root).read_bytes()
+    assert verify(paths.root).ok
+    paths.hdf5.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
+    (problem,) = verify(paths.root).problems
+    assert "run.h5 is damaged" in problem
+    assert "remove it, and `hpc-es run" in problem
+    paths.hdf5.write_bytes(whole[:-10])  # as a head leaves it that is killed in the middle of a write
+    with pytest.warns(UserWarning, match="left in the middle of a write"):
+        assert verify(paths.root).ok
+
+
+def test_a_later_evaluation_of_another_run_on_the_same_base_is_a_problem(config: Config, tmp_path: Path) -> None:
+    """Also where it saw theta_0 only, which both have."""
+    paths = RunPaths(tmp_path / "run")
+    write(paths.root, made_up_run(config, base(config)))
+    first = started(config, base(config).base_digest)
+    EvalJournal.open(paths, "own", first).close()
+    moved = {**json.loads(first.config_json), "eval": {"num_tasks": 3}}
+    EvalJournal.open(paths, "other-tasks", replace(first, config_json=json.dumps(moved))).close()
+    assert verify(paths.root).ok
+    other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 8})})
+    EvalJournal.open(paths, "foreign", started(other, base(config).base_digest)).close()
+    (problem,) = verify(paths.root).problems
+    assert "evaluation of another run: run.seed: 7 -> 8" in problem

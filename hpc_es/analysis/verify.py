@@ -387,9 +387,9 @@ def _check_later_evals(paths: RunPaths, history: History, versions: list[Version
         try:
             for record in read_file(path):
                 if isinstance(record, journal.Started):
-                    refuse_evaluation_of_another(history.config_json, record.config_json)
                     if record.base_digest != history.base_digest:
                         problems.append(f"{path}: {_wrong_base(record.base_digest, history.base_digest)}")
+                    refuse_evaluation_of_another(history.config_json, record.config_json)
                 if isinstance(record, journal.Reported) and record.result.error is None:
                     result = record.result
                     expected = digests.get(result.eval_id.version)
