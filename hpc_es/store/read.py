@@ -44,6 +44,8 @@ def read(path: str | Path) -> "Run":
     in_run_folder = bool(paths.segments()) and hdf5.name == paths.hdf5.name
     if not in_run_folder and not hdf5.is_file():
         raise ConfigError(f"{path} is not a run: give a run folder (it has journal.1.hpcj) or a run.h5")
+    if not in_run_folder and path.is_dir():
+        warnings.warn(f"{hdf5} may lack the end of its run: its journal is not here", stacklevel=2)
     return Run(hdf5, paths if in_run_folder else None)
 
 
