@@ -133,7 +133,7 @@ def test_launching_writes_the_manifest_and_going_on_compares_it(
         (lambda task: TaskFacts("\ud800"), r"facts\(0\) must return TaskFacts: .* surrogates not allowed"),
         (lambda task: TaskFacts("x" * 1001), r"facts\(0\) must have an id of at most 1000 characters"),
         (lambda task: TaskFacts("x", horizon=-1), r"facts\(0\) must have an id .* a horizon that is None or from 0"),
-        (lambda task: TaskFacts("x", horizon=2**70), r"facts\(0\) must return TaskFacts"),
+        (lambda task: TaskFacts("x", horizon=2**70), r"facts\(0\) must have an id"),
         (lambda task: {}[task], "lab: facts\\(0\\) raised KeyError: 0"),
     ],
 )

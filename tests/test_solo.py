@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from hpc_es.config import Config, save
 from hpc_es.errors import ConfigError, DigestMismatch, StoreError
 from hpc_es.es.population import eval_sampling_seed
-from hpc_es.es.records import Assignment, EvalId, Result
+from hpc_es.es.records import Assignment, Episode, EvalId, Result
+from hpc_es.es.results import fitness_of
 from hpc_es.head import planning
 from hpc_es.head.planning import Tasks
 from hpc_es.launch.solo import Recorded, Solo
@@ -52,10 +53,9 @@ def make_run(folder: Path, optimiser: str = "none") -> Path:
         assignments = [planning.assign_member(config, Tasks(99, 9), version, slot, version + 1) for slot in range(4)]
         again = planning.replacement(config, assignments[1])
         writer.append(journal.Planned(1.0, version, (*assignments, again)))
-        results = [Result(a.eval_id, 0.1 * a.eval_id.slot, (), arena.digest(), 0.0, 0.0, 0.0) for a in assignments]
-        results[1] = replace(results[1], eval_id=again.eval_id)
         writer.append(journal.Voided(1.0, assignments[1].eval_id, "a fault"))
         assignments[1] = again
+        results = [made_up_result(assignment, arena.digest()) for assignment in assignments]
         for result in results:
             writer.append(journal.Reported(1.0, "w0", result, 0.5, 0.9, 1))
         cohort = [(a.member, r) for a, r in zip(assignments, results, strict=True) if a.member is not None]
@@ -68,6 +68,12 @@ def make_run(folder: Path, optimiser: str = "none") -> Path:
     writer.append(journal.Stopped(2.0, "done", True))
     writer.close()
     return paths.root
+
+
+def made_up_result(assignment: Assignment, digest: int) -> Result:
+    reward = 0.1 * assignment.eval_id.slot
+    episodes = tuple(Episode(task, reward, False, 1, 0, 9, 2, 0.1, 0.1, "terminated") for task in assignment.tasks)
+    return Result(assignment.eval_id, fitness_of(episodes), episodes, digest, 0.0, 0.0, 0.0)
 
 
 async def visit(recorded: Recorded, versions: list[int]) -> list[tuple[int, float]]:

@@ -69,7 +69,7 @@ def test_the_remedy_is_enough_to_go_on_with_what_is_left(root: Path) -> None:
     path.write_bytes(path.read_bytes()[: offsets[-8]])
     with pytest.raises(JournalDamaged) as caught:
         verify(root)
-    for name in str(caught.value).partition("compute the rest again, remove ")[2].split(", "):
+    for name in str(caught.value).partition(", or remove ")[2].partition(" to resume from")[0].split(", "):
         shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
     assert verify(root).ok
     assert Path(root) / "config.yaml"
