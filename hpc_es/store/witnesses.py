@@ -133,8 +133,8 @@ class Witnesses:
     @staticmethod
     def _remedy(where: str, remove: list[Path]) -> str:
         return (
-            f"its end is lost. Restore the journal from a copy, or, to resume from {where} and compute the rest again, "
-            f"remove {_names(remove)}"
+            f"its end is lost. Restore the journal from a copy, or remove {_names(remove)} "
+            f"to resume from {where} and compute the rest again"
         )
 
 
