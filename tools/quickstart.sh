@@ -13,3 +13,4 @@ say "fetching SmolLM2-135M"
 hpc-es model get smollm2-135m --out models/smollm2-135m
 say "running configs/quickstart.yaml"
 hpc-es run configs/quickstart.yaml "$@"
+say "for the commands above, in this shell: source .venv/bin/activate"

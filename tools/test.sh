@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Every check of the project: .venv, installation, ruff, mypy, the directions of imports, all tests.
 #
-#     bash tools/test.sh [pytest arguments]           # e.g. -k journal, -m "not slow"
+#     bash tools/test.sh [pytest arguments]           # e.g. -k journal, -m "not slow", -n 0 for one process
 #
 # Data of the tests: HPC_ES_DATA, or shared/data beside the repository.
 
@@ -17,4 +17,4 @@ mypy
 say "directions of imports"
 python tools/check_imports.py
 say "tests"
-pytest -ra "$@"
+pytest -n 2 --dist loadgroup --no-loadscope-reorder -ra "$@"
