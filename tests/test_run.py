@@ -221,7 +221,7 @@ def test_a_torn_tail_is_cut_with_a_warning_and_the_run_goes_on(bench, undisturbe
     (root / "config.yaml").write_text((root / "config.yaml").read_text().replace("undisturbed", "torn"))
     output = bench.cli("run", bench.config("torn"), code=1)
     assert "its end is lost" in output
-    for name in re.search(r"compute the rest again, remove (.*)", output)[1].split(", "):
+    for name in re.search(r", or remove (.*) to resume from", output)[1].split(", "):
         shutil.rmtree(name) if Path(name).is_dir() else Path(name).unlink()
     bench.cli("run", bench.config("torn"))
     assert digests(root) == digests(undisturbed)

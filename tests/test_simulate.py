@@ -186,7 +186,7 @@ def test_members_of_a_version_share_what_is_theirs():
         ("nowhere/run.h5", "must be a run folder"),
         ("lognormal:sigma=1", "median= is missing"),
         ("lognormal:median=60,spread=1", "'spread' is unknown; allowed: median, sigma"),
-        ("constant:sixty", "no duration like 90s"),
+        ("constant:sixty", "not a number or a duration like 90s"),
         ("constant:-1", "must not be negative"),
         ("lognormal:median=60,shared=2", "at most 1"),
         ("lognormal:median=60,sigma=1000", "at most 5"),
