@@ -101,7 +101,7 @@ def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["nowhere"], "nowhere is not a run folder (with config.yaml), a model folder (with config.json), or the URL of"),
+        (["nowhere"], "nowhere is not a run folder (with config.yaml), a model folder (with config.json), or the URL"),
         (["run", "--versions", "0", "--version", "1"], "--versions 0 and --version 1 say it twice"),
         (["run", "--versions", "7"], "version 7 does not exist"),
         (["run", "--name", "../x"], "--name ../x must consist of letters"),
