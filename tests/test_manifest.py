@@ -157,3 +157,18 @@ def test_an_environment_that_cannot_say_how_many_tasks_it_has_is_named(
 def test_more_tasks_than_there_are_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"eval.num_tasks=129 is more than the 128 tasks of webshop"):
         write_tasks(tmp_path / "tasks.json", _config(tmp_path, num_tasks=129))
+
+
+def test_a_manifest_that_was_edited_is_refused(tmp_path: Path) -> None:
+    """Its horizons and what can succeed at all decide what success rates are worth."""
+    path = tmp_path / "tasks.json"
+    written = write_tasks(path, _config(tmp_path))
+    assert read_tasks(path) == written
+    contents = json.loads(path.read_text())
+    contents["tasks"][0]["reachable"] = False
+    path.write_text(json.dumps(contents))
+    with pytest.raises(StoreError, match="does not fit its digest"):
+        read_tasks(path)
+    del contents["digest"]  # as the first release wrote it
+    path.write_text(json.dumps(contents))
+    assert read_tasks(path) is not None

@@ -16,6 +16,7 @@ from hpc_es.errors import ConfigError, JournalDamaged, ModelError, VerifyError
 from hpc_es.es.records import Commit, Episode, EvalId, Result, UpdateMember
 from hpc_es.head import planning
 from hpc_es.launch.evaluate import started
+from hpc_es.launch.manifest import write_tasks
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
@@ -342,3 +343,15 @@ def test_a_later_evaluation_of_another_run_on_the_same_base_is_a_problem(config:
     EvalJournal.open(paths, "foreign", started(other, base(config).base_digest)).close()
     (problem,) = verify(paths.root).problems
     assert "evaluation of another run: run.seed: 7 -> 8" in problem
+
+
+def test_a_segment_among_the_evaluations_and_edited_tasks_are_problems(config: Config, tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path / "run")
+    write(paths.root, made_up_run(config, base(config)))
+    paths.evals.mkdir()
+    shutil.copy(paths.segment(1), paths.later_eval("segment"))
+    write_tasks(paths.tasks, config)
+    paths.tasks.write_text(paths.tasks.read_text().replace('"reachable": true', '"reachable": false', 1))
+    edited, misplaced = verify(paths.root).problems
+    assert "tasks.json does not fit its digest" in edited
+    assert "is the journal of a run or of a model, not of an evaluation" in misplaced

@@ -20,12 +20,14 @@ from hpc_es.es.results import why_unbelievable
 from hpc_es.es.staleness import Composed, lag
 from hpc_es.head import planning
 from hpc_es.head.ledger import Ledger
+from hpc_es.launch.manifest import read_tasks
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.store import records as journal
 from hpc_es.store.frames import END_MARK_BYTES
 from hpc_es.store.hdf5_tables import hdf5_end, why_damaged
-from hpc_es.store.journal import read_file, read_journal, warn_python
+from hpc_es.store.journal import read_journal, warn_python
+from hpc_es.store.later import read_later
 
 COMMITS_PER_PASS = 32
 """Versions applied in one pass over theta; every one of them gets its digest."""
@@ -98,6 +100,7 @@ def verify(run: Path, *, model: Path | None = None, say: Say = lambda text: None
     arena = load_base(history, model)
     report = check(history, arena, say=say)
     report.problems.extend(_check_config(RunPaths(run), history))
+    report.problems.extend(_check_tasks(RunPaths(run)))
     report.problems.extend(_check_tables(RunPaths(run), history))
     report.problems.extend(_check_later_evals(RunPaths(run), history, report.versions))
     if arena.base_digest == history.base_digest:
@@ -361,6 +364,17 @@ def _check_config(paths: RunPaths, history: History) -> list[str]:
     return []
 
 
+def _check_tasks(paths: RunPaths) -> list[str]:
+    """What is written of the evaluation tasks, of the run and of later evaluations, is what was written."""
+    problems = []
+    for path in (paths.tasks, *(paths.later_eval_tasks(later.stem) for later in paths.later_evals())):
+        try:
+            read_tasks(path)
+        except StoreError as error:
+            problems.append(str(error))
+    return problems
+
+
 def _check_tables(paths: RunPaths, history: History) -> list[str]:
     """run.h5, where there is one, holds what was written, and is of this run."""
     if not os.path.lexists(paths.hdf5):
@@ -385,7 +399,7 @@ def _check_later_evals(paths: RunPaths, history: History, versions: list[Version
         if path.stat().st_size < merged.get(path.stem, 0) - END_MARK_BYTES:
             problems.append(f"{path} had {merged[path.stem]} bytes when {paths.hdf5} was written: its end is lost")
         try:
-            for record in read_file(path):
+            for record in read_later(path):
                 if isinstance(record, journal.Started):
                     if record.base_digest != history.base_digest:
                         problems.append(f"{path}: {_wrong_base(record.base_digest, history.base_digest)}")

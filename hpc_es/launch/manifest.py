@@ -6,6 +6,7 @@ Reading it needs no environment.
 """
 
 import os
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ class Manifest(msgspec.Struct, frozen=True):
         return sum(task.reachable for task in self.tasks) / len(self.tasks) if self.tasks else None
 
 
+class _File(Manifest, frozen=True):
+    digest: str | None = None
+    """Of the rest; the first release wrote none."""
+
+
 def eval_tasks(config: Config) -> Manifest:
     """The evaluation tasks of a configuration, from its environment.
 
@@ -57,7 +63,7 @@ def write_tasks(path: Path, config: Config) -> Manifest:
 def read_tasks(path: Path) -> Manifest | None:
     """None where there is no such file. Errors: StoreError when it is damaged or cannot be read."""
     try:
-        return read_json(path, Manifest)
+        file = read_json(path, _File)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
@@ -65,6 +71,13 @@ def read_tasks(path: Path) -> Manifest | None:
             f"{path} cannot be read as a manifest of evaluation tasks: {error}; restore it from a copy, or remove it: "
             "it is written again when the run resumes"
         ) from None
+    manifest = Manifest(file.env, file.options, file.tasks)
+    if file.digest not in (None, _digest(manifest)):
+        raise StoreError(
+            f"{path} does not fit its digest, so it was edited or damaged: restore it from a copy, or remove it: it is "
+            "written again when the run resumes"
+        )
+    return manifest
 
 
 def settle_tasks(path: Path, config: Config, *, has_begun: bool) -> None:
@@ -100,6 +113,7 @@ def _write(path: Path, manifest: Manifest) -> None:
         "num_tasks": len(manifest.tasks),
         "ceiling": manifest.ceiling,
         "tasks": manifest.tasks,
+        "digest": _digest(manifest),
     }
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -107,6 +121,12 @@ def _write(path: Path, manifest: Manifest) -> None:
         unfinished.replace(path)
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error}") from None
+
+
+def _digest(manifest: Manifest) -> str:
+    """Of what a reader of the file sees."""
+    seen = msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest)
+    return blake2b(msgspec.json.encode(seen), digest_size=16).hexdigest()
 
 
 def _differences(before: list[TaskFacts], now: list[TaskFacts]) -> list[str]:

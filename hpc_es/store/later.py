@@ -20,12 +20,16 @@ from hpc_es.store.journal import (
     file_frames,
     lock,
     os_error,
+    read_file,
     tell_end,
     warn_python,
     write_file,
     write_frames,
 )
-from hpc_es.store.records import AnyRecord, Started
+from hpc_es.store.records import AnyRecord, Planned, Reported, Started
+
+_KINDS = (Started, Planned, Reported)
+"""What the journal of an evaluation holds."""
 
 
 class EvalJournal:
@@ -84,6 +88,17 @@ class EvalJournal:
             self.append()
         finally:
             os.close(self._file)
+
+
+def read_later(path: Path, *, warn: Warn = warn_python) -> Iterator[AnyRecord]:
+    """All records of a later evaluation, the Started record first. Errors: StoreError, also for another journal."""
+    for record in read_file(path, warn=warn):
+        if not isinstance(record, _KINDS):
+            raise StoreError(
+                f"{path} is the journal of a run or of a model, not of an evaluation (it has a {type(record).__name__} "
+                "record); move it elsewhere"
+            )
+        yield record
 
 
 def _open(path: Path, started: Started) -> int:

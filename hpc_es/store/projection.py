@@ -18,7 +18,8 @@ from hpc_es.errors import ConfigError, StoreError
 from hpc_es.es.records import Assignment, Commit, EvalId, Result
 from hpc_es.es.staleness import lag
 from hpc_es.store import records as journal
-from hpc_es.store.journal import Warn, read_file
+from hpc_es.store.journal import Warn
+from hpc_es.store.later import read_later
 from hpc_es.store.protocol import EvalProtocol, protocol_of
 from hpc_es.store.rows import Changes, Row, Rows
 from hpc_es.store.worker_rows import WorkerRows
@@ -359,7 +360,7 @@ def merge_later(
     for path in files:
         try:
             size = path.stat().st_size  # one that grows meanwhile is read again the next time
-            records = list(read_file(path, warn=warn))
+            records = list(read_later(path, warn=warn))
             first = records[0]
             assert isinstance(first, journal.Started), "a journal begins with Started"
             if first.base_digest != base_digest:
