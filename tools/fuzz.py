@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", help=f"default: all of {', '.join(TARGETS)}")
     parser.add_argument("--seeds", type=int, default=1000, help="mutations of each target")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--limit", type=float, default=30.0, help="seconds for all readers of one mutation")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds for all readers of one mutation")
     parser.add_argument("--verbose", action="store_true", help="print every mutation, and what readers said of it")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     options = parser.parse_args()
