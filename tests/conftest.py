@@ -5,6 +5,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -16,17 +17,30 @@ hypothesis.settings.load_profile("hpc_es")
 ROOT = Path(__file__).resolve().parent.parent
 
 
+CLUSTER = ("test_slurm_cluster.py", "test_faults_of_a_cluster")
+"""Tests that use the Slurm cluster have one of these in their ids."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """For `pytest -n 2 --dist loadgroup`: a file's tests stay in one process, since they share what its fixtures start,
-    and all tests of the Slurm cluster in one. Files with slow tests begin first, so that no core idles at the end."""
+    """Files with slow tests begin first, so that no core idles at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
-    def group(item: pytest.Item) -> str:
-        return "slurm" if item.get_closest_marker("slurm") else item.path.name
 
-    slow = {group(item) for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: group(item) not in slow)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file stay in one process, since they share what its fixtures start, and so do all of the cluster.
+
+    xdist's own loadgroup does not group under pytest 9.2: it renames tests, and the names do not reach the scheduler.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            is_on_cluster = any(name in nodeid for name in CLUSTER)
+            return "cluster" if is_on_cluster else nodeid.partition("::")[0]
+
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -17,4 +17,4 @@ mypy
 say "directions of imports"
 python tools/check_imports.py
 say "tests"
-pytest -n 2 --dist loadgroup --no-loadscope-reorder -ra "$@"
+pytest -n 2 --no-loadscope-reorder -ra "$@"
