@@ -137,7 +137,7 @@ def test_a_worker_killed_between_join_and_broadcast_ends_the_epoch_and_a_new_one
         head.collective.broadcast(1, RECORD)
         event = head.next_event()
     assert isinstance(event, EpochFailed)
-    assert time.monotonic() - began < TIMEOUT_S
+    assert time.monotonic() - began < TIMEOUT_S + 2  # Gloo tries to connect to the victim until the time limit
     assert longest_pause[0] < 1
     head.bring_up(2, members)
     assert head.broadcast(2, RECORD, members) == [RECORD, RECORD]

@@ -47,6 +47,10 @@ class Place(NamedTuple):
     """transport.interface"""
 
 
+GLOO_END_S = 0.5
+"""How long the end of a Gloo group is waited for; it takes milliseconds unless an operation is stuck."""
+
+
 class Group:
     """One process group over a store of its own prefix."""
 
@@ -77,9 +81,14 @@ class Group:
         within(self._timeout_s, lambda: self._share(memory))
 
     def abandon(self) -> None:
-        """Let go of it. Torch waits for an operation that is stuck until that times out; we wait no longer."""
+        """Let go of it. Torch waits for an operation that is stuck until that times out; we wait no longer.
+
+        A Gloo pair that is still connecting holds its group even beyond that, so Gloo gets a moment: what it does not
+        end by then is left to its thread, and whoever received nothing has waited for one time limit, not for two.
+        """
         try:
-            within(self._timeout_s, self._dismantle)
+            limit_s = self._timeout_s if self._device == _NCCL_DEVICE else min(self._timeout_s, GLOO_END_S)
+            within(limit_s, self._dismantle)
         except TransportError:
             log.warning("a process group did not end in time and is left behind")
 
