@@ -19,7 +19,7 @@ from hpc_es.transport.control import HeadClient, HeadServer
 from hpc_es.transport.secrets import Secrets, create_secrets
 
 HOST = "127.0.0.1"
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 BEAT_S = 0.05
 
 EVAL_ID = EvalId(3, 1, 2)

@@ -13,6 +13,7 @@ import scripted
 from hpc_es import envs
 from hpc_es.calls import CALLS
 from hpc_es.config import Config
+from hpc_es.envs.guard import process_guard
 from hpc_es.errors import EnvError
 from hpc_es.es.records import Assignment, EvalId
 from hpc_es.launch.witness import died_as_command, stand_witness
@@ -45,6 +46,9 @@ def main(env: str, step_timeout: float) -> int:
     except EnvError as error:
         print(f"void: {error}", flush=True)
         return 0
+    except Exception:
+        process_guard().end_if_damaged()  # as a command does (cli/failures.py)
+        raise
     is_whole = signal.getsignal(signal.SIGTERM) is before
     print(f"played {len(episodes)}, handlers {'kept' if is_whole else 'lost'}", flush=True)
     return 0

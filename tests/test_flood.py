@@ -173,7 +173,7 @@ def test_a_handshake_that_does_not_go_on_is_ended(paths: RunPaths, monkeypatch: 
     with serving(paths) as server, closing(Stranger(server.port)) as stranger:
         connection = stranger.knock(100)
         assert is_open(connection)
-        wait_until(lambda: not is_open(connection), 3)
+        wait_until(lambda: not is_open(connection), 30)
 
 
 def test_refusals_are_one_line_with_a_count(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def test_an_error_of_torch_leaves_nothing_alive_that_it_had_hold_of() -> None:
     try:
         with pytest.raises(RuntimeError):
             within(1.0, fail)
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 20
         while kept[0]() is not None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert kept[0]() is None

@@ -132,6 +132,33 @@ def test_more_calls_at_once_than_there_is_room_for_are_not_noted_and_harm_nothin
     assert calls.begin("one more") >= 0
 
 
+def test_an_error_that_follows_from_closed_files_names_the_call_that_closed_them() -> None:
+    program = (
+        "import os, sys\n"
+        "from hpc_es.calls import CALLS\n"
+        "from hpc_es.cli.failures import end_with_message\n"
+        "from hpc_es.envs.guard import process_guard\n"
+        "from hpc_es.launch.witness import died_as_command, stand_witness\n"
+        "stand_witness(died_as_command)\n"
+        "process_guard()\n"
+        "try:\n"
+        "    with CALLS.noted('mine: step 1', 60.0):\n"
+        "        os.closerange(3, 4096)\n"
+        "        try:\n"
+        "            os.fstat(3)\n"  # as the event loop does: it may meet a closed file before the call returns
+        "        except OSError as error:\n"
+        "            end_with_message(error, is_role=True)\n"
+        "finally:\n"
+        "    print('not reached')\n"
+    )
+    code, said = execute(["-c", program], "")
+    assert (code, said) == (
+        1,
+        "error: the process of this command had to end: mine: step 1 closed files and sockets of the process that "
+        "runs it; it may close only its own\n",
+    )
+
+
 def test_a_witness_passes_signals_on_and_ends_as_its_child_does(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys, time\n"

@@ -15,6 +15,7 @@ import typer
 
 from hpc_es.cli.arguments import EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED
 from hpc_es.cli.terminal import say
+from hpc_es.envs.guard import process_guard
 from hpc_es.errors import ConfigError, HpcEsError, ModelError
 from hpc_es.quoting import MAX_MESSAGE, MAX_RECORD, quote, quote_error
 
@@ -37,6 +38,7 @@ def end_with_message(error: BaseException, *, is_role: bool) -> NoReturn:
     """
     if type(error).__module__.partition(".")[0] in ("typer", "click"):
         raise error
+    process_guard().end_if_damaged()  # then this error is only what followed
     if isinstance(error, KeyboardInterrupt):
         _end("stopped by Ctrl-C", EXIT_STOPPED)
     if isinstance(error, HpcEsError):

@@ -57,6 +57,15 @@ class Guard:
             return None
         return f"{what} replaced the handler of {' and '.join(replaced)}, which the process that runs it needs"
 
+    def end_if_damaged(self) -> None:
+        """Exit naming the running calls if an environment has closed this process's files.
+
+        For whoever meets an error elsewhere: the event loop may fail on a closed file before the call returns.
+        """
+        if _identity(self._file) != self._identity:
+            calls = "; ".join(CALLS.running()) or "a call of an environment"
+            CALLS.die(f"{calls} closed files and sockets of the process that runs it; it may close only its own")
+
     def _note_fork(self) -> None:
         self.is_copy = True
 
