@@ -12,8 +12,8 @@ import msgspec
 import zmq
 
 from hpc_es.errors import TransportError
-from hpc_es.es.records import EvalId
 from hpc_es.paths import RunPaths
+from hpc_es.records import EvalId
 from hpc_es.transport import messages as m
 from hpc_es.transport.control import HeadClient, HeadServer
 from hpc_es.transport.secrets import Secrets, create_secrets

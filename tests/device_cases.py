@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
+from hpc_es.methods.es.optimiser import Kind
 from hpc_es.params.arena import Arena, Dtype
 from hpc_es.params.base import Target
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
 from hpc_es.params.streamed import Ring
+from hpc_es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
 
 DEVICE = torch.device(os.environ.get("HPC_ES_TEST_DEVICE", "cpu"))
 HAS_KERNELS = DEVICE.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"

@@ -13,7 +13,7 @@ from hpc_es.engine.base import Chat, Completion, EngineInfo
 from hpc_es.engine.endpoint import EndpointEngine
 from hpc_es.envs.base import Env
 from hpc_es.errors import EngineError
-from hpc_es.es.records import Assignment, Episode, EvalId
+from hpc_es.records import Assignment, Episode, EvalId
 from hpc_es.worker.rollout import Player
 
 CHAT = Chat(({"role": "user", "content": "What is the capital of France?"},), {})

@@ -8,12 +8,12 @@ from test_solo import make_run
 import hpc_es.store
 from hpc_es.envs.base import TaskFacts
 from hpc_es.envs.lab import Lab
-from hpc_es.es.records import Assignment
-from hpc_es.es.records import Result as Played
-from hpc_es.launch.eval_config import Asked, Frozen
-from hpc_es.launch.evaluate import Evaluation, evaluate
-from hpc_es.launch.evaluate_model import evaluate_model
-from hpc_es.launch.solo import Solo
+from hpc_es.recorded.eval_config import Asked, Frozen
+from hpc_es.recorded.evaluate import Evaluation, evaluate
+from hpc_es.recorded.evaluate_model import evaluate_model
+from hpc_es.recorded.solo import Solo
+from hpc_es.records import Assignment
+from hpc_es.records import Result as Played
 
 TASK_FILE = """\
 run: {name: other, num_updates: 9}

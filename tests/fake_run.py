@@ -4,8 +4,8 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Kind, Member, Result, UpdateMember
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Kind, Member, Result, UpdateMember
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.later import EvalJournal
 from hpc_es.store.records import (

@@ -33,9 +33,9 @@ from hpc_es.config.schema import EngineConfig, ModelConfig
 from hpc_es.engine.vllm import VllmEngine
 from hpc_es.engine.vllm_launch import arguments, environment
 from hpc_es.errors import HpcEsError
-from hpc_es.es.records import Member
 from hpc_es.params.arena import Arena
 from hpc_es.params.weights import read_config
+from hpc_es.records import Member
 
 MEMBER = Member(seed=7, sign=-1, sigma=0.05)
 PROMPT = [1, *range(3, 40)]

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from hpc_es.analysis.verify import verify
 from hpc_es.engine.lifetime import process_start
 from hpc_es.errors import TransportError
 from hpc_es.launch.slurm import Job, Submission
 from hpc_es.launch.slurm_commands import Slurm
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.verify import verify
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Committed, Digested, Joined
 from hpc_es.transport.messages import Status, StatusRequest

@@ -5,9 +5,9 @@ from typing import Any
 
 from theatre import make_config
 
-from hpc_es.analysis.plan import Plan, Shape, Tokens, assume, make_plan
-from hpc_es.analysis.plan.assumptions import Assumptions
 from hpc_es.config import Config, load
+from hpc_es.planner import Plan, Shape, Tokens, assume, make_plan
+from hpc_es.planner.assumptions import Assumptions
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 H100 = assume("h100")

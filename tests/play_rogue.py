@@ -15,8 +15,8 @@ from hpc_es.calls import CALLS
 from hpc_es.config import Config
 from hpc_es.envs.guard import process_guard
 from hpc_es.errors import EnvError
-from hpc_es.es.records import Assignment, EvalId
 from hpc_es.launch.witness import died_as_command, stand_witness
+from hpc_es.records import Assignment, EvalId
 from hpc_es.worker.rollout import Player
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from hpc_es.envs.base import TaskFacts
-from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
-from hpc_es.es.shaping import coefficients, utilities
-from hpc_es.launch.manifest import Manifest
+from hpc_es.envs.manifest import Manifest
+from hpc_es.methods.es.shaping import coefficients, utilities
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.read import Run, read

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_es.errors import ModelError, StoreError
-from hpc_es.es.records import Commit, EvalId, Member, UpdateMember
 from hpc_es.noise import noise, reference, tensor_id
 from hpc_es.params import Arena, check_memory, combine, layout, num_bytes
 from hpc_es.params.arena import Dtype
+from hpc_es.records import Commit, EvalId, Member, UpdateMember
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 

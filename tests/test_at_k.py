@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from staged_run import Staged, stage, sync, write_facts
 
-from hpc_es.analysis.at_k import at_k, curve, max_at_k, mean_at_k, pass_at_k, plot_at_k
-from hpc_es.analysis.intervals import bootstrap_mean
+from hpc_es.analysis.figures.at_k import at_k, curve, max_at_k, mean_at_k, pass_at_k, plot_at_k
+from hpc_es.analysis.statistics.intervals import bootstrap_mean
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError, NothingToShow
-from hpc_es.es.records import Assignment, Episode, EvalId, Result
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Episode, EvalId, Result
 from hpc_es.store import Run, read
 from hpc_es.store.journal import read_journal
 from hpc_es.store.later import EvalJournal

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from fake_run import started
 
-from hpc_es.es.records import Assignment, Commit, EvalId, Result, UpdateMember
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Commit, EvalId, Result, UpdateMember
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from hpc_es.config.schema import EngineConfig, ModelConfig
 from hpc_es.engine.lab import LabEngine
-from hpc_es.es.records import Commit, EvalId, UpdateMember
 from hpc_es.params import Arena, checkpoint
 from hpc_es.params.catch_up import HOPE, Costs, Measured, Way, full_work, ways, work
 from hpc_es.params.lab_model import write_lab_model
 from hpc_es.paths import RunPaths
+from hpc_es.records import Commit, EvalId, UpdateMember
 from hpc_es.worker.catch_up import CatchUp, Pending
 
 seconds = st.floats(0, 1e6)

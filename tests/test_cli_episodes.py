@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 
 from hpc_es.cli import app
 from hpc_es.envs.base import Message
-from hpc_es.es.records import EvalId
 from hpc_es.paths import RunPaths
+from hpc_es.records import EvalId
 from hpc_es.store import read
 from hpc_es.worker.trajectories import Trajectory, TrajectoryFile, Turn
 
@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def keep(paths: RunPaths, version: int, slot: int, answer: str, text: str = "what now?") -> None:
-    from hpc_es.es.records import Episode
+    from hpc_es.records import Episode
 
     episode = Episode(7, 0.5, False, 2, 1, 10, 5, 0.1, 0.2, "truncated")
     turns = (Turn((Message("system", "rules"), Message("user", text)), answer, 0.0, invalid=True),)

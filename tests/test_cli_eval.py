@@ -11,9 +11,9 @@ from eval_bench import LATER, OTHER, TASK_FILE, a_run, play
 from typer.testing import CliRunner, Result
 
 from hpc_es.cli import app
-from hpc_es.launch.eval_config import Asked
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.eval_config import Asked
 from hpc_es.worker.trajectories import read_trajectory_file
 
 

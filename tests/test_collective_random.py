@@ -16,10 +16,10 @@ from collective_peers import HOST, PROCESSES, Worker
 
 from hpc_es.config.schema import TransportConfig
 from hpc_es.errors import TransportError
-from hpc_es.es.records import Commit
 from hpc_es.head.crew import Crew
 from hpc_es.head.instructions import Broadcast, Instruction, OpenGroup, Send
 from hpc_es.head.plane import Plane
+from hpc_es.records import Commit
 from hpc_es.transport import messages
 from hpc_es.transport.backends import Offer
 from hpc_es.transport.collective import EpochEvent, EpochUp, HeadCollective, WorkerCollective, sha256

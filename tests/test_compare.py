@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from staged_run import Staged, stage, write_facts
 from typer.testing import CliRunner
 
-from hpc_es.analysis.compare import Policy, compare, outcomes_by_task, parse_side, policy
+from hpc_es.analysis.statistics.compare import Policy, compare, outcomes_by_task, parse_side, policy
 from hpc_es.cli import app
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError
-from hpc_es.es.records import Assignment, Episode, EvalId, Result
+from hpc_es.records import Assignment, Episode, EvalId, Result
 from hpc_es.store.read import Run, read
 from hpc_es.store.records import Planned, Reported
 

@@ -8,11 +8,11 @@ import pytest
 from staged_run import Staged, stage, sync, tail
 
 import hpc_es.store
-from hpc_es.analysis import conditions
-from hpc_es.analysis.curves import plot_costs, plot_learning_curve
-from hpc_es.analysis.progress import TRAILING_UPDATES, outcome, progress
-from hpc_es.analysis.report_figures import Selection
-from hpc_es.analysis.runs import condition_label, conditions_of, labelled, staleness_label
+from hpc_es.analysis.figures.curves import plot_costs, plot_learning_curve
+from hpc_es.analysis.report.figures import Selection
+from hpc_es.analysis.statistics import conditions
+from hpc_es.analysis.statistics.progress import TRAILING_UPDATES, outcome, progress
+from hpc_es.analysis.statistics.runs import condition_label, conditions_of, labelled, staleness_label
 from hpc_es.cli.report import read_runs
 from hpc_es.errors import ConfigError, NothingToShow
 

@@ -32,9 +32,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpc_es.errors import TransportError
-from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member, OptimiserStep, Result, UpdateMember
 from hpc_es.params.arena import update_of
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Member, OptimiserStep, Result, UpdateMember
 from hpc_es.transport import messages as m
 from hpc_es.transport.control import HeadServer
 from hpc_es.transport.observer import ask

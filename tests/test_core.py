@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from theatre import Stage, make_config
 
 from hpc_es.head.events import Deserted, GroupFailed, Received, StopAsked, Tick
-from hpc_es.head.planning import make_commit, member_of, plan_evaluation, replacement
+from hpc_es.methods.es.planning import make_commit, member_of, plan_evaluation, replacement
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 

@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from theatre import BASE_DIGEST, Stage, make_config
 
-from hpc_es.es.staleness import Composed, lag
 from hpc_es.head.events import Received
 from hpc_es.head.ledger import Ledger
-from hpc_es.head.planning import schedule_of
 from hpc_es.head.status import Anchor, status
+from hpc_es.methods.es.planning import schedule_of
+from hpc_es.staleness import Composed, lag
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 

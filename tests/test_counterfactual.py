@@ -10,15 +10,15 @@ import small_checkpoint
 from staged_run import Staged, stage
 from typer.testing import CliRunner
 
-from hpc_es.analysis.counterfactual import Drop, cosine, counterfactual, direction, exact_cosine, norm_ratio
 from hpc_es.cli import app
 from hpc_es.config import save
 from hpc_es.config.load import from_record
 from hpc_es.errors import ConfigError, VerifyError
-from hpc_es.es.records import Commit, Episode, EvalId, Member, Result, UpdateMember
-from hpc_es.es.shaping import centred_ranks, zscore
+from hpc_es.methods.es.shaping import centred_ranks, zscore
 from hpc_es.noise import noise
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.counterfactual import Drop, cosine, counterfactual, direction, exact_cosine, norm_ratio
+from hpc_es.records import Commit, Episode, EvalId, Member, Result, UpdateMember
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Committed, Started
 

@@ -9,7 +9,7 @@ from hpc_es.config import load
 from hpc_es.data import data_path
 from hpc_es.envs import make
 from hpc_es.errors import ConfigError
-from hpc_es.launch.retention.tasks import data_folder
+from hpc_es.recorded.retention.tasks import data_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = ("hpc_es", "configs", "examples", "slurm")

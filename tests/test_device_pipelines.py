@@ -30,9 +30,8 @@ from device_cases import (
 )
 
 from hpc_es.errors import EngineError, RunFailed, StoreError, VerifyError
-from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import Commit
 from hpc_es.head.loop import restore
+from hpc_es.methods.es.optimiser import Kind
 from hpc_es.noise import cuda
 from hpc_es.noise.reference import Trace
 from hpc_es.params import head_update
@@ -44,6 +43,7 @@ from hpc_es.params.report import UpdateReport, combine
 from hpc_es.params.streamed import Streamed, StreamedBase
 from hpc_es.params.streams import InOrder
 from hpc_es.paths import RunPaths
+from hpc_es.records import Commit
 
 Make = Any
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from hpc_es.engine.direct_map import Watch
 from hpc_es.errors import EngineError, ModelError
-from hpc_es.es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
 from hpc_es.params.arena import Arena
 from hpc_es.params.base import HostBase, Target
 from hpc_es.params.regions import Region, choose_counted
 from hpc_es.params.tiny_llama import write_tiny_llama
+from hpc_es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
 
 MEMBER = Member(seed=0x0123456789ABCDEF, sign=-1, sigma=0.02)
 

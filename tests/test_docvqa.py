@@ -21,7 +21,7 @@ from hpc_es.envs.docvqa import dataset, env, pages, prompt
 from hpc_es.envs.docvqa.anls import anls, distance, is_exact
 from hpc_es.envs.sandbox import Ran
 from hpc_es.errors import ConfigError, EnvError
-from hpc_es.es.records import Assignment, EvalId
+from hpc_es.records import Assignment, EvalId
 from hpc_es.worker.rollout import Player
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tasks" / "docvqa.yaml"

@@ -12,13 +12,13 @@ import small_checkpoint
 from msgspec.structs import replace
 from staged_run import ALPHA, Staged, stage, sync, tail
 
-from hpc_es.analysis.drift import gradient_variance, magnitudes, plot_drift, plot_magnitudes, share_within, walk
-from hpc_es.analysis.sample import Sample, estimate_norm, sample
+from hpc_es.analysis.figures.drift import gradient_variance, magnitudes, plot_drift, plot_magnitudes, share_within, walk
+from hpc_es.analysis.statistics.sample import Sample, estimate_norm, sample
 from hpc_es.errors import NothingToShow
-from hpc_es.es import optimiser
-from hpc_es.es.records import Commit, EvalId, UpdateMember
-from hpc_es.es.shaping import coefficients, fp32, zscore
+from hpc_es.methods.es import optimiser
+from hpc_es.methods.es.shaping import coefficients, fp32, zscore
 from hpc_es.params import Arena
+from hpc_es.records import Commit, EvalId, UpdateMember
 from hpc_es.store import Run
 
 pytestmark = pytest.mark.filterwarnings("error")

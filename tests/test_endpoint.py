@@ -17,8 +17,8 @@ from hpc_es.engine import start_engine
 from hpc_es.engine.base import Chat, Completion
 from hpc_es.envs.base import Message, Observation, StepResult
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
-from hpc_es.es.records import Assignment, Commit, EvalId, Member
 from hpc_es.launch import prepare
+from hpc_es.records import Assignment, Commit, EvalId, Member
 from hpc_es.worker.rollout import Player
 
 pytestmark = pytest.mark.usefixtures("quick_endpoint")

@@ -23,8 +23,8 @@ from hpc_es.engine import start_engine
 from hpc_es.engine.base import Chat, Completion, Engine
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import EngineError
-from hpc_es.es.records import Assignment, Episode, EvalId
 from hpc_es.params.models import get_model
+from hpc_es.records import Assignment, Episode, EvalId
 from hpc_es.worker.rollout import Player
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(1200)]

@@ -24,13 +24,13 @@ from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
 from hpc_es.engine.gate import to_the_end
 from hpc_es.errors import ConfigError, EngineError, EnvError, HpcEsError, ModelError
-from hpc_es.es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
 from hpc_es.params.lab_model import write_lab_model
 from hpc_es.params.models import get_model
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
+from hpc_es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
 
 T = TypeVar("T")
 

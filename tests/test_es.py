@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_es import seeds
 from hpc_es.config.es import EsConfig
 from hpc_es.errors import VerifyError
-from hpc_es.es import population, remedies, schedules, shaping, subspaces
-from hpc_es.es.records import MAX_REWARD, EvalId
+from hpc_es.methods.es import population, remedies, schedules, shaping, subspaces
+from hpc_es.records import MAX_REWARD, EvalId
 
 finite = st.floats(-1e6, 1e6)
 
@@ -20,8 +21,8 @@ def member(slot, *, version=0, replacement=0, mirrored=False):
 
 
 def test_seeds_are_the_same_in_every_process_and_release():
-    assert population.derive(0, "member", 0, 0, 0) == 9256427606233750146
-    assert population.task_batch(5, 3, 4, 10) == population.task_batch(5, 3, 4, 10)
+    assert seeds.derive(0, "member", 0, 0, 0) == 9256427606233750146
+    assert seeds.task_batch(5, 3, 4, 10) == seeds.task_batch(5, 3, 4, 10)
 
 
 def test_seeds_of_a_long_run_never_collide():
@@ -30,8 +31,8 @@ def test_seeds_of_a_long_run_never_collide():
 
 
 def test_labels_that_join_to_the_same_text_give_different_seeds():
-    assert population.derive(0, "a", 1, 2) != population.derive(0, "a", 12)
-    assert population.derive(0, 1) != population.derive(0, "1")
+    assert seeds.derive(0, "a", 1, 2) != seeds.derive(0, "a", 12)
+    assert seeds.derive(0, 1) != seeds.derive(0, "1")
 
 
 def test_mirrored_members_share_noise_and_differ_in_sign():
@@ -47,7 +48,7 @@ def test_a_replacement_is_a_new_member():
 @given(st.integers(0, 2**63 - 1), st.integers(0, 1000), st.integers(1, 40), st.integers(0, 200))
 def test_a_task_batch_has_different_tasks_within_range(seed, version, size, more):
     num_tasks = size + more
-    batch = population.task_batch(seed, version, size, num_tasks)
+    batch = seeds.task_batch(seed, version, size, num_tasks)
     assert len(set(batch)) == size
     assert all(0 <= task < num_tasks for task in batch)
 
@@ -55,20 +56,20 @@ def test_a_task_batch_has_different_tasks_within_range(seed, version, size, more
 def test_task_batches_visit_all_tasks_alike():
     counts = [0] * 10
     for version in range(3000):
-        for task in population.task_batch(0, version, 3, 10):
+        for task in seeds.task_batch(0, version, 3, 10):
             counts[task] += 1
     assert all(abs(count - 900) < 5 * math.sqrt(900 * 0.7) for count in counts)
 
 
 def test_a_batch_larger_than_the_tasks_is_refused():
     with pytest.raises(ValueError, match="cannot be drawn from 3"):
-        population.task_batch(0, 0, 4, 3)
+        seeds.task_batch(0, 0, 4, 3)
 
 
 def test_episode_seeds_fit_a_signed_integer_and_differ_by_turn_and_position():
-    seeds = {population.episode_seed(2**64 - 1, position, turn) for position in range(20) for turn in range(20)}
-    assert len(seeds) == 400
-    assert all(0 <= seed < 2**63 for seed in seeds)
+    drawn = {seeds.episode_seed(2**64 - 1, position, turn) for position in range(20) for turn in range(20)}
+    assert len(drawn) == 400
+    assert all(0 <= seed < 2**63 for seed in drawn)
 
 
 @pytest.mark.parametrize("kind", ["cosine", "linear"])

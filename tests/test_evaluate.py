@@ -15,18 +15,18 @@ from eval_bench import (
 )
 
 import hpc_es.store
-from hpc_es.analysis.compare import policy
-from hpc_es.analysis.evaluations import difference, evaluations
-from hpc_es.analysis.progress import evaluated
+from hpc_es.analysis.statistics.compare import policy
+from hpc_es.analysis.statistics.evaluations import difference, evaluations
+from hpc_es.analysis.statistics.progress import evaluated
 from hpc_es.config import load
 from hpc_es.errors import ConfigError, DigestMismatch, ModelError
-from hpc_es.es.records import Assignment
-from hpc_es.es.records import Result as Played
-from hpc_es.launch.eval_config import Asked, of_run
-from hpc_es.launch.evaluate import chosen_versions, evaluate
-from hpc_es.launch.solo import Recorded, Solo
 from hpc_es.params.lab_model import write_lab_model
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.eval_config import Asked, of_run
+from hpc_es.recorded.evaluate import chosen_versions, evaluate
+from hpc_es.recorded.solo import Recorded, Solo
+from hpc_es.records import Assignment
+from hpc_es.records import Result as Played
 
 
 @pytest.fixture

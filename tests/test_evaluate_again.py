@@ -12,18 +12,18 @@ from chat_server import ChatServer, says
 from eval_bench import LATER, OTHER, a_run, count_plays, dies_after, episodes, out_of_reach, play, play_model, silent
 
 import hpc_es.store
-from hpc_es.analysis.compare import policy
-from hpc_es.analysis.evaluations import counterpart, difference, evaluations, incomplete
-from hpc_es.analysis.report import write_report
-from hpc_es.analysis.verify import verify
+from hpc_es.analysis.report.build import write_report
+from hpc_es.analysis.statistics.compare import policy
+from hpc_es.analysis.statistics.evaluations import counterpart, difference, evaluations, incomplete
 from hpc_es.config import load
+from hpc_es.envs.manifest import write_tasks
 from hpc_es.errors import ConfigError, EngineError, EnvError, ModelError
-from hpc_es.launch.eval_config import Asked, Frozen, of_model
-from hpc_es.launch.evaluate_model import evaluate_model
-from hpc_es.launch.manifest import write_tasks
-from hpc_es.launch.solo import Solo
 from hpc_es.params.lab_model import write_lab_model
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.eval_config import Asked, Frozen, of_model
+from hpc_es.recorded.evaluate_model import evaluate_model
+from hpc_es.recorded.solo import Solo
+from hpc_es.recorded.verify import verify
 
 
 @pytest.fixture

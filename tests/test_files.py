@@ -10,9 +10,9 @@ import pytest
 from fake_run import write_run
 
 import hpc_es.store
+from hpc_es.envs.manifest import read_tasks
 from hpc_es.errors import HpcEsError
 from hpc_es.files import read_bytes, read_json
-from hpc_es.launch.manifest import read_tasks
 from hpc_es.transport.messages import read_rendezvous
 from hpc_es.worker.seat import _read as read_seat
 

@@ -10,9 +10,9 @@ import pytest
 from first_release import DIGESTS, NUM_VERSIONS
 
 import hpc_es.store
-from hpc_es.analysis.verify import replay, verify
 from hpc_es.params.arena import Arena
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.verify import replay, verify
 from hpc_es.store.journal import file_frames, read_file
 from hpc_es.store.later import EvalJournal
 from hpc_es.store.records import Noted, Started

@@ -16,9 +16,9 @@ from control_peers import EVAL_ID, PATIENCE_S, Worker, hear, raw_dealer, serving
 
 from hpc_es import bounds
 from hpc_es.errors import TransportError
-from hpc_es.es.records import Episode, EvalId, Result
 from hpc_es.paths import RunPaths
 from hpc_es.quoting import MAX_MESSAGE
+from hpc_es.records import Episode, EvalId, Result
 from hpc_es.transport import handshakes, limits
 from hpc_es.transport import messages as m
 from hpc_es.transport.secrets import create_secrets, load_secrets

@@ -8,16 +8,16 @@ import pytest
 import small_checkpoint
 from typer.testing import CliRunner
 
-from hpc_es.analysis.verify import replay
 from hpc_es.cli import app
 from hpc_es.config import Config, load, save
 from hpc_es.errors import ConfigError, DigestMismatch, HpcEsError
-from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import EvalId, Result
-from hpc_es.head import planning
-from hpc_es.launch.fork import Fork, plan_fork, theta_digest, write_fork
+from hpc_es.methods.es import planning
+from hpc_es.methods.es.optimiser import Kind
 from hpc_es.params import Arena
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.fork import Fork, plan_fork, theta_digest, write_fork
+from hpc_es.recorded.verify import replay
+from hpc_es.records import EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
 

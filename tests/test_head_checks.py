@@ -16,11 +16,11 @@ from theatre import BASE_DIGEST, Stage, StageWorker, make_config
 
 from hpc_es import bounds
 from hpc_es.allowance import Allowance
-from hpc_es.analysis import verify
-from hpc_es.es.records import Episode, EvalId, Result
 from hpc_es.head import checks, core
 from hpc_es.head.events import Tick
 from hpc_es.paths import RunPaths
+from hpc_es.recorded import verify
+from hpc_es.records import Episode, EvalId, Result
 from hpc_es.store import read
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import rebuild

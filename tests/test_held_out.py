@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from staged_run import Staged, stage, sync, write_facts
 
-from hpc_es.analysis import conditions, held_out, plots
-from hpc_es.analysis.curves import plot_learning_curve
-from hpc_es.analysis.episodes import lengths
-from hpc_es.analysis.horizon import MAX_GROUPS, horizons, success_by_horizon
-from hpc_es.analysis.intervals import wilson
-from hpc_es.analysis.progress import evaluated, outcome
-from hpc_es.analysis.tables import render, summary
+from hpc_es.analysis.figures import plots
+from hpc_es.analysis.figures.curves import plot_learning_curve
+from hpc_es.analysis.figures.episodes import lengths
+from hpc_es.analysis.figures.horizon import MAX_GROUPS, horizons, success_by_horizon
+from hpc_es.analysis.statistics import conditions, held_out
+from hpc_es.analysis.statistics.intervals import wilson
+from hpc_es.analysis.statistics.progress import evaluated, outcome
+from hpc_es.analysis.statistics.tables import render, summary
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import NothingToShow
 from hpc_es.store import Run, read

@@ -10,7 +10,7 @@ from hpc_es.config.schema import Config
 from hpc_es.engine.base import Completion
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import EnvError
-from hpc_es.es.records import Assignment, EvalId
+from hpc_es.records import Assignment, EvalId
 from hpc_es.worker.history import History, without_thoughts
 from hpc_es.worker.rollout import Player
 

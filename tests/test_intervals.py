@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_es.analysis.intervals import (
+from hpc_es.analysis.statistics.intervals import (
     NUM_RESAMPLES,
     bootstrap_mean,
     by_task,

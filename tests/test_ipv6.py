@@ -13,9 +13,9 @@ import gated
 import pytest
 from control_peers import EVAL_ID, PATIENCE_S, hear, serving, wait_until, working
 
-from hpc_es.es.records import Result
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.paths import RunPaths
+from hpc_es.records import Result
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
 from hpc_es.transport import address

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from test_journal import create, note, notes, run_python, write
 
 from hpc_es.errors import JournalDamaged, StoreError
-from hpc_es.es.records import Assignment, Commit, EvalId, Member, UpdateMember
 from hpc_es.head.ledger import Ledger
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Commit, EvalId, Member, UpdateMember
 from hpc_es.store.frames import END_MARK_BYTES, Frames
 from hpc_es.store.journal import JournalWriter, fold_journal, is_being_written, read_file, read_journal, write_file
 from hpc_es.store.records import AnyRecord, Committed, Digested, Leased, Planned, Started

@@ -13,7 +13,7 @@ import pytest
 
 from hpc_es.config import load
 from hpc_es.config.schema import Config
-from hpc_es.head.planning import schedule_of
+from hpc_es.methods.es.planning import schedule_of
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "lab" / "staleness_study.py"
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from hpc_es.config import Config
+from hpc_es.envs import manifest
 from hpc_es.envs.base import TaskFacts
 from hpc_es.envs.lab import Lab
+from hpc_es.envs.manifest import Manifest, read_tasks, settle_tasks, write_tasks
 from hpc_es.errors import ConfigError, EnvError, StoreError
-from hpc_es.launch import manifest, prepare
-from hpc_es.launch.manifest import Manifest, read_tasks, settle_tasks, write_tasks
+from hpc_es.launch import prepare
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.records import SCHEMA_VERSION, Started
@@ -76,7 +77,7 @@ def test_no_file_is_no_manifest_and_a_damaged_one_is_an_error(tmp_path: Path) ->
 
 
 def test_reading_it_needs_no_torch() -> None:
-    code = "import sys, hpc_es.launch.manifest; print([m for m in ('torch', 'numba', 'vllm') if m in sys.modules])"
+    code = "import sys, hpc_es.envs.manifest; print([m for m in ('torch', 'numba', 'vllm') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
 
 

@@ -23,7 +23,7 @@ from hpc_es.envs.math_tool.judge import number
 from hpc_es.envs.math_tool.prompt import Answer, Call, Refusal
 from hpc_es.envs.sandbox import Limits
 from hpc_es.errors import ConfigError, EnvError
-from hpc_es.es.records import Assignment, EvalId
+from hpc_es.records import Assignment, EvalId
 from hpc_es.worker.rollout import Player
 
 TASKS = Path(__file__).resolve().parent.parent / "configs" / "tasks"

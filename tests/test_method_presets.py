@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 from hpc_es.cli import app
 from hpc_es.config import load, yaml12
 from hpc_es.config.load import Loaded
-from hpc_es.es import schedules
-from hpc_es.es.subspaces import advice
+from hpc_es.methods.es import schedules
+from hpc_es.methods.es.subspaces import advice
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 METHODS = CONFIGS / "methods"

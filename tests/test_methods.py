@@ -11,11 +11,10 @@ import small_checkpoint
 from hpc_es.config.es import EsConfig
 from hpc_es.config.schema import Config
 from hpc_es.errors import VerifyError
-from hpc_es.es import optimiser, shaping
-from hpc_es.es.records import Commit, EvalId, Member, Result, UpdateMember
-from hpc_es.head import planning
+from hpc_es.methods.es import optimiser, planning, shaping
 from hpc_es.noise import Array, noise, reference, tensor_id
 from hpc_es.params import Arena
+from hpc_es.records import Commit, EvalId, Member, Result, UpdateMember
 
 SEED, NUM_UPDATES, STALE = 11, 5, 2
 """From update 2 on, so many members of every cohort were measured one version before."""

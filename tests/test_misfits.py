@@ -8,10 +8,10 @@ import pytest
 from theatre import make_config
 from typer.testing import CliRunner
 
-from hpc_es.analysis.misfits import DURATIONS, misfits
 from hpc_es.cli import app
 from hpc_es.cli.simulate import simulate as simulate_command
 from hpc_es.config import load
+from hpc_es.simulator.mismatch import DURATIONS, misfits
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 ASYNC_1 = {"mode": "natural", "max_lag": 1}

@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import small_checkpoint
 
-from hpc_es.analysis.verify import replay, verify
 from hpc_es.config.schema import Config
 from hpc_es.errors import ModelError, StoreError
-from hpc_es.es.optimiser import STATE, Kind
-from hpc_es.es.records import Commit, Episode, EvalId, Member, Result
-from hpc_es.head import planning
+from hpc_es.methods.es import planning
+from hpc_es.methods.es.optimiser import STATE, Kind
 from hpc_es.noise import reference, tensor_id
 from hpc_es.params import Arena, check_memory, checkpoint, combine, num_bytes
 from hpc_es.params.export import export
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.verify import replay, verify
+from hpc_es.records import Commit, Episode, EvalId, Member, Result
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.model import read_model

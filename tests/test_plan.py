@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from plans import EPISODE, H100, QWEN_4B, QWEN_27B, config_of, of, planned
 from theatre import make_config
 
-from hpc_es.analysis.durations import parse
-from hpc_es.analysis.plan import GPUS, Shape, Tokens, assume
-from hpc_es.analysis.plan.compute import compute_of
-from hpc_es.analysis.plan.memory import GIB, gpu_memory, memory_of
-from hpc_es.analysis.plan.phases import phases_of
-from hpc_es.analysis.plan.wire import wire_of
-from hpc_es.analysis.simulate import simulate
 from hpc_es.errors import ConfigError
-from hpc_es.es.records import Commit, EvalId, UpdateMember
+from hpc_es.planner import GPUS, Shape, Tokens, assume
+from hpc_es.planner.compute import compute_of
+from hpc_es.planner.memory import GIB, gpu_memory, memory_of
+from hpc_es.planner.phases import phases_of
+from hpc_es.planner.wire import wire_of
+from hpc_es.records import Commit, EvalId, UpdateMember
+from hpc_es.simulator.durations import parse
+from hpc_es.simulator.simulate import simulate
 from hpc_es.transport.messages import decode_commit, encode_commit
 
 # --- what is published ------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ from small_checkpoint import make, values
 from staged_run import Staged, stage
 from typer.testing import CliRunner
 
-from hpc_es.analysis.plan import GPUS, Tokens, assume, make_plan, shape_of
-from hpc_es.analysis.plan import tokens as lengths
 from hpc_es.cli import app
 from hpc_es.config import load
 from hpc_es.errors import ConfigError
+from hpc_es.planner import GPUS, Tokens, assume, make_plan, shape_of
+from hpc_es.planner import tokens as lengths
 
 # --- cautions ----------------------------------------------------------------------------------------------------
 

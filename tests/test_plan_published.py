@@ -12,15 +12,15 @@ import pytest
 from plans import CONFIGS, EPISODE, H100, QWEN_4B, of, preset
 from typer.testing import CliRunner
 
-from hpc_es.analysis.plan import Plan, Tokens, assume, make_plan
-from hpc_es.analysis.plan import tokens as lengths
-from hpc_es.analysis.plan.assumptions import Assumptions, Basis
-from hpc_es.analysis.plan.compute import compute_of
-from hpc_es.analysis.plan.gradient import gradient_memory
-from hpc_es.analysis.plan.memory import GIB
-from hpc_es.analysis.plan.published import SUDOKU, WEBSHOP
 from hpc_es.cli import app
 from hpc_es.config import load
+from hpc_es.planner import Plan, Tokens, assume, make_plan
+from hpc_es.planner import tokens as lengths
+from hpc_es.planner.assumptions import Assumptions, Basis
+from hpc_es.planner.compute import compute_of
+from hpc_es.planner.gradient import gradient_memory
+from hpc_es.planner.memory import GIB
+from hpc_es.planner.published import SUDOKU, WEBSHOP
 
 DOCS = Path(__file__).parent.parent / "docs" / "planner.md"
 ACTIVE = 4.21e9

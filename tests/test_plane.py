@@ -4,14 +4,14 @@ import pytest
 from theatre import Stage, make_config
 
 from hpc_es.config.schema import TransportConfig
-from hpc_es.es.records import Commit, EvalId
 from hpc_es.head.core import Core
 from hpc_es.head.crew import Crew
 from hpc_es.head.events import Received, Tick, TransferEnded, TransferReady, Updated
 from hpc_es.head.instructions import Append, Broadcast, Instruction, OpenGroup, Send, Transfer, Update
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.plane import NCCL_TRIES, SOON_APPLIED, Plane
-from hpc_es.head.planning import Tasks
+from hpc_es.methods.es.planning import Tasks
+from hpc_es.records import Commit, EvalId
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 from hpc_es.transport.backends import Offer

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from staged_run import Staged, stage, staircase, sync, tail
 
-from hpc_es.analysis import plots
-from hpc_es.analysis.canvas import png
-from hpc_es.analysis.episodes import brackets, per_update, per_version
-from hpc_es.analysis.lags import composition, deviating_updates, lag_counts, prescribed
-from hpc_es.analysis.timeline import spans, worker_shares
-from hpc_es.analysis.waiting import discard_bias, members
+from hpc_es.analysis.figures import plots
+from hpc_es.analysis.figures.canvas import png
+from hpc_es.analysis.figures.episodes import brackets, per_update, per_version
+from hpc_es.analysis.figures.lags import composition, deviating_updates, lag_counts, prescribed
+from hpc_es.analysis.figures.timeline import spans, worker_shares
+from hpc_es.analysis.figures.waiting import discard_bias, members
 from hpc_es.errors import ConfigError, HpcEsError, NothingToShow
 from hpc_es.store import Run
 from hpc_es.store.journal import read_journal
@@ -359,6 +359,8 @@ def test_several_runs_share_a_figure_that_is_saved_as_png(runs: dict[str, Run], 
 
 
 def test_naming_the_modules_loads_neither_matplotlib_nor_pandas() -> None:
-    script = "import sys, hpc_es.analysis.report; print({'matplotlib', 'pandas', 'numpy', 'h5py'} & set(sys.modules))"
+    script = (
+        "import sys, hpc_es.analysis.figures.plots; print({'matplotlib', 'pandas', 'numpy', 'h5py'} & set(sys.modules))"
+    )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert output == "set()\n"

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hpc_es.analysis.accounts import Simulated
-from hpc_es.analysis.durations import parse
-from hpc_es.analysis.misfits import DURATIONS, misfits
-from hpc_es.analysis.simulate import simulate
 from hpc_es.config import load
 from hpc_es.config.schema import Config
-from hpc_es.head.planning import schedule_of
+from hpc_es.methods.es.planning import schedule_of
+from hpc_es.simulator.accounts import Simulated
+from hpc_es.simulator.durations import parse
+from hpc_es.simulator.mismatch import DURATIONS, misfits
+from hpc_es.simulator.simulate import simulate
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 STALENESS = CONFIGS / "staleness"

@@ -15,12 +15,12 @@ from hpc_es.cli import app
 from hpc_es.config import save
 from hpc_es.config.load import from_record
 from hpc_es.errors import ConfigError
-from hpc_es.es.records import Assignment, Member, Result
-from hpc_es.head.planning import Tasks
-from hpc_es.launch import probes
-from hpc_es.launch.probes import NoiseScores, StaleScores, logged_cost, noise_scores, stale_scores
-from hpc_es.launch.solo import Recorded
+from hpc_es.methods.es.planning import Tasks
 from hpc_es.paths import RunPaths
+from hpc_es.recorded import probes
+from hpc_es.recorded.probes import NoiseScores, StaleScores, logged_cost, noise_scores, stale_scores
+from hpc_es.recorded.solo import Recorded
+from hpc_es.records import Assignment, Member, Result
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Planned, Reported, Started
 

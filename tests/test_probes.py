@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from hpc_es.analysis import probes
-from hpc_es.analysis.probes import Agreement, agreement, noise_floor, pearson, spearman, verdict
+from hpc_es.analysis.statistics import probes
+from hpc_es.analysis.statistics.probes import Agreement, agreement, noise_floor, pearson, spearman, verdict
 
 Scores = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 SIGNAL, TASK, SAMPLING, BATCH = 0.04, 0.02, 0.06, 0.5

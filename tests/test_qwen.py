@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from hpc_es.config.schema import EngineConfig, ModelConfig
 from hpc_es.engine.transformers import TransformersEngine
 from hpc_es.errors import ConfigError, EngineError
-from hpc_es.es.records import Member
 from hpc_es.params.arena import Arena
+from hpc_es.records import Member
 
 MEMBER = Member(seed=7, sign=-1, sigma=0.05)
 PROMPT = list(range(3, 40))

@@ -13,8 +13,8 @@ import small_checkpoint
 from staged_run import Staged, stage, staircase, sync, tail, write_facts
 from typer.testing import CliRunner, Result
 
-from hpc_es.analysis.report import Written, write_report
-from hpc_es.analysis.report_figures import MAX_PANELS, SECTIONS
+from hpc_es.analysis.report.build import Written, write_report
+from hpc_es.analysis.report.figures import MAX_PANELS, SECTIONS
 from hpc_es.analysis.text_table import TextTable, mean_and_sd
 from hpc_es.cli import app
 from hpc_es.envs.base import TaskFacts
@@ -81,7 +81,7 @@ def of_the_tail(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Written
 def few_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes seconds: where figures are not the point, two are enough, one of them with a panel per run."""
     chosen = [entry for entries in SECTIONS.values() for entry in entries if entry.name in ("brackets", "discards")]
-    monkeypatch.setattr("hpc_es.analysis.report.SECTIONS", {"Some": chosen})
+    monkeypatch.setattr("hpc_es.analysis.report.build.SECTIONS", {"Some": chosen})
 
 
 def assert_self_contained(page: str) -> None:
@@ -147,7 +147,7 @@ def test_an_older_report_leaves_nothing_behind(root: Path, tmp_path: Path) -> No
 def test_a_run_h5_alone_has_no_journal_for_the_drift(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_es.analysis.report.SECTIONS", {"Movement": SECTIONS["How far theta moved"]})
+    monkeypatch.setattr("hpc_es.analysis.report.build.SECTIONS", {"Movement": SECTIONS["How far theta moved"]})
     shutil.copy(root / "sync0" / "run.h5", tmp_path / "copied.h5")
     written = write_report(read(tmp_path / "copied.h5"), tmp_path / "out")
     assert [path.stem for path in written.figures] == ["update_norms"]
@@ -235,7 +235,7 @@ def test_a_damaged_journal_is_a_plain_message(root: Path, tmp_path: Path) -> Non
 
 def test_a_report_needs_neither_torch_nor_numba_nor_a_display(root: Path, tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom hpc_es.analysis.report import write_report\n"
+        "import sys\nfrom pathlib import Path\nfrom hpc_es.analysis.report.build import write_report\n"
         "from hpc_es.store import read\n"
         f"write_report(read({str(root / 'natural')!r}), Path({str(tmp_path)!r}))\n"
         "print({'torch', 'numba', 'vllm', 'matplotlib.pyplot', 'tkinter'} & set(sys.modules))"

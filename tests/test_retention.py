@@ -16,20 +16,20 @@ from msgspec.structs import replace
 from staged_run import Staged, stage, sync
 from typer.testing import CliRunner, Result
 
-from hpc_es.analysis.retention import retention as measured_retention
-from hpc_es.analysis.retention import retention_text
+from hpc_es.analysis.statistics.retention import retention as measured_retention
+from hpc_es.analysis.statistics.retention import retention_text
 from hpc_es.cli import app
 from hpc_es.cli.retention import _lines
 from hpc_es.config import Config, save
 from hpc_es.engine import start_engine
 from hpc_es.errors import ConfigError, StoreError
-from hpc_es.es.records import Commit, EvalId, UpdateMember
-from hpc_es.launch.retention import measure as measuring
-from hpc_es.launch.retention.measure import Wishes, measure, of_model
-from hpc_es.launch.retention.tasks import DEFINITIONS, Examples, extract_letter, make_task, read_examples
 from hpc_es.params import Arena
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths, retention_records
+from hpc_es.recorded.retention import measure as measuring
+from hpc_es.recorded.retention.measure import Wishes, measure, of_model
+from hpc_es.recorded.retention.tasks import DEFINITIONS, Examples, extract_letter, make_task, read_examples
+from hpc_es.records import Commit, EvalId, UpdateMember
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.retention import Measured, Record, Settings, find_record, write_record
@@ -249,7 +249,7 @@ def both(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any
     """The tiny model as our engine shows it to lm-eval, and in lm-eval's own wrapper."""
     from lm_eval.models.huggingface import HFLM
 
-    from hpc_es.launch.retention.model import EngineModel
+    from hpc_es.recorded.retention.model import EngineModel
 
     config = of_model(tiny).config
     with asyncio.Runner() as runner:

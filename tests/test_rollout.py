@@ -13,7 +13,7 @@ from hpc_es import envs
 from hpc_es.config.schema import Config
 from hpc_es.envs.base import Message, Observation, StepResult
 from hpc_es.errors import EngineError, EnvError, ModelError
-from hpc_es.es.records import Assignment, EvalId
+from hpc_es.records import Assignment, EvalId
 from hpc_es.worker import rollout
 from hpc_es.worker.rollout import Player
 

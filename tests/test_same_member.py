@@ -17,9 +17,9 @@ from hpc_es import envs
 from hpc_es.config.schema import Config, SamplingConfig
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Completion, Engine
-from hpc_es.es.records import Assignment, Episode
-from hpc_es.head.planning import Tasks, assign_member
+from hpc_es.methods.es.planning import Tasks, assign_member
 from hpc_es.params.models import get_model
+from hpc_es.records import Assignment, Episode
 from hpc_es.worker.rollout import Player, episode_seeds
 
 MODEL = Path(__file__).resolve().parent.parent / "models" / "smollm2-135m"

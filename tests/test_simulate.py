@@ -11,14 +11,14 @@ from staged_run import Staged, stage
 from theatre import make_config
 from typer.testing import CliRunner
 
-from hpc_es.analysis.durations import Durations, LogNormal, of_run, parse
-from hpc_es.analysis.simulate import Preemption, Simulation, mode_name, simulate, with_mode
 from hpc_es.cli.simulate import _time
 from hpc_es.config import Config, load
 from hpc_es.errors import ConfigError, RunFailed
-from hpc_es.es.records import EvalId
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.paths import RunPaths
+from hpc_es.records import EvalId
+from hpc_es.simulator.durations import Durations, LogNormal, of_run, parse
+from hpc_es.simulator.simulate import Preemption, Simulation, mode_name, simulate, with_mode
 from hpc_es.store import read
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter

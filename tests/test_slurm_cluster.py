@@ -35,7 +35,6 @@ from on_cluster import (
 )
 
 from hpc_es import store
-from hpc_es.analysis.verify import verify
 from hpc_es.config import Config, load
 from hpc_es.errors import LaunchError
 from hpc_es.launch import slurm
@@ -44,6 +43,7 @@ from hpc_es.launch.slurm_commands import Slurm
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.verify import verify
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Started
 from hpc_es.transport.messages import read_rendezvous

@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from hpc_es.config import Config, save
 from hpc_es.errors import ConfigError, DigestMismatch, StoreError
-from hpc_es.es.population import eval_sampling_seed
-from hpc_es.es.records import Assignment, Episode, EvalId, Result
-from hpc_es.es.results import fitness_of
-from hpc_es.head import planning
-from hpc_es.head.planning import Tasks
-from hpc_es.launch.solo import Recorded, Solo
+from hpc_es.methods.es import planning
+from hpc_es.methods.es.planning import Tasks
 from hpc_es.params import Arena, checkpoint
 from hpc_es.params.lab_model import write_lab_model
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.solo import Recorded, Solo
+from hpc_es.records import Assignment, Episode, EvalId, Result
+from hpc_es.results import fitness_of
+from hpc_es.seeds import eval_sampling_seed
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
 

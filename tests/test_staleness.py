@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_es.es.staleness import Composed, Controlled, Natural, Staircase, Sync, Tail, Verdict, lag
+from hpc_es.staleness import Composed, Controlled, Natural, Staircase, Sync, Tail, Verdict, lag
 
 DEFAULT_STEPS = ((1, 0), (33, 32), (65, 64), (129, 128))
 

@@ -11,10 +11,10 @@ from msgspec import structs
 from rich.console import Console
 
 import hpc_es.store
-from hpc_es.analysis import held_out
-from hpc_es.analysis.tables import Summary, render, summary
-from hpc_es.es.records import EvalId
+from hpc_es.analysis.statistics import held_out
+from hpc_es.analysis.statistics.tables import Summary, render, summary
 from hpc_es.paths import RunPaths
+from hpc_es.records import EvalId
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.store.read import Run

@@ -15,7 +15,7 @@ from rich.text import Text
 from typer.testing import CliRunner
 
 import hpc_es
-from hpc_es.analysis import canvas
+from hpc_es.analysis.figures import canvas
 from hpc_es.cli import app
 from hpc_es.cli.output import console, jobs_table, print_json, progress, status_table, tables
 from hpc_es.cli.terminal import harmless

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from test_rollout import make_config
 
 from hpc_es import envs
-from hpc_es.es.records import CENTRE_SLOT, Assignment, EvalId
-from hpc_es.head.planning import plan_evaluation
+from hpc_es.methods.es.planning import plan_evaluation
 from hpc_es.paths import RunPaths
+from hpc_es.records import CENTRE_SLOT, Assignment, EvalId
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import (
     MAX_CHARACTERS,

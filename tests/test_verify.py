@@ -10,15 +10,15 @@ import pytest
 import small_checkpoint
 from msgspec.structs import replace
 
-from hpc_es.analysis.verify import check, collect, replay, verify
 from hpc_es.config.schema import Config
+from hpc_es.envs.manifest import write_tasks
 from hpc_es.errors import ConfigError, JournalDamaged, ModelError, VerifyError
-from hpc_es.es.records import Commit, Episode, EvalId, Result, UpdateMember
-from hpc_es.head import planning
-from hpc_es.launch.evaluate import started
-from hpc_es.launch.manifest import write_tasks
+from hpc_es.methods.es import planning
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.evaluate import started
+from hpc_es.recorded.verify import check, collect, replay, verify
+from hpc_es.records import Commit, Episode, EvalId, Result, UpdateMember
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter
@@ -234,7 +234,7 @@ def test_a_journal_without_records_is_refused() -> None:
 def test_every_version_gets_its_digest_however_many_are_applied_at_once(
     config: Config, per_pass: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpc_es.analysis.verify.COMMITS_PER_PASS", per_pass)
+    monkeypatch.setattr("hpc_es.recorded.verify.COMMITS_PER_PASS", per_pass)
     assert check(collect(made_up_run(config, base(config))), base(config)).ok
 
 

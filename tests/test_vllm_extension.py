@@ -15,9 +15,9 @@ from hpc_es.config.schema import EngineConfig
 from hpc_es.engine.direct_map import regions
 from hpc_es.engine.fingerprints import fingerprint
 from hpc_es.errors import EngineError
-from hpc_es.es.records import Member
 from hpc_es.params.arena import Arena
 from hpc_es.params.tiny_llama import write_tiny_llama
+from hpc_es.records import Member
 
 pytestmark = pytest.mark.vllm
 MEMBER = Member(seed=3, sign=1, sigma=0.05)

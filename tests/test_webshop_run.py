@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from hpc_es import store
 from hpc_es.cli import app
-from hpc_es.launch.manifest import read_tasks
+from hpc_es.envs.manifest import read_tasks
 from hpc_es.params.models import get_model
 from hpc_es.paths import RunPaths
 

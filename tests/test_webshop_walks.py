@@ -17,7 +17,7 @@ from hpc_es.config import Config
 from hpc_es.engine.base import Completion
 from hpc_es.envs.base import StepResult
 from hpc_es.envs.webshop import WebShop
-from hpc_es.es.records import Assignment, Episode, EvalId
+from hpc_es.records import Assignment, Episode, EvalId
 from hpc_es.worker.rollout import Player
 
 _QUERIES = (

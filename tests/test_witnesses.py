@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from typer.testing import CliRunner
 
 import hpc_es.store
-from hpc_es.analysis.verify import replay, verify
 from hpc_es.cli import app
 from hpc_es.errors import JournalDamaged, VerifyError
 from hpc_es.head.ledger import Ledger
@@ -21,6 +20,7 @@ from hpc_es.head.loop import restore
 from hpc_es.launch import prepare
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.verify import replay, verify
 from hpc_es.store.frames import Frames
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter, fold_journal, read_journal

@@ -10,8 +10,8 @@ from theatre import Stage, make_config
 
 from hpc_es.engine.base import EngineInfo
 from hpc_es.errors import StoreError
-from hpc_es.es.records import Commit, EvalId
 from hpc_es.paths import RunPaths
+from hpc_es.records import Commit, EvalId
 from hpc_es.transport import messages
 from hpc_es.worker.budget import Budget
 from hpc_es.worker.loop import Worker

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from hpc_es import results
 from hpc_es.config.schema import Config
-from hpc_es.es import results
-from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.head.core import Core
 from hpc_es.head.events import CheckpointSaved, GroupUp, Received, Tick, Updated
 from hpc_es.head.instructions import Append, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Ledger
-from hpc_es.head.planning import Tasks
+from hpc_es.methods.es.planning import Tasks
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 from hpc_es.transport.backends import Offer

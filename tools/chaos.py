@@ -34,8 +34,8 @@ from chaos_checks import complaints
 from chaos_local import Fault, Run
 
 from hpc_es.config import load
-from hpc_es.es.records import EvalId, Result
-from hpc_es.head.planning import schedule_of
+from hpc_es.methods.es.planning import schedule_of
+from hpc_es.records import EvalId, Result
 
 SITE = Path(__file__).resolve().parent.parent / "configs" / "sites" / "test-cluster.yaml"
 

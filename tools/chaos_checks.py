@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from chaos_local import Run
 
-from hpc_es.analysis.verify import verify
-from hpc_es.es.records import EvalId, Result
-from hpc_es.es.staleness import Natural, Schedule, lag
-from hpc_es.head.planning import schedule_of
+from hpc_es.methods.es.planning import schedule_of
+from hpc_es.recorded.verify import verify
+from hpc_es.records import EvalId, Result
+from hpc_es.staleness import Natural, Schedule, lag
 from hpc_es.store import records as journal
 
 

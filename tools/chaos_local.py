@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_es.config import Config
-from hpc_es.es.records import EvalId, Result
 from hpc_es.paths import RunPaths
+from hpc_es.records import EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
 from hpc_es.transport.messages import read_rendezvous

@@ -201,8 +201,8 @@ def status(run: RunFolder, json: Json = False) -> None:
 @app.command()
 def verify(run: RunFolder, model: BaseModel = None, whole: AllRows = False, json: Json = False) -> None:
     """Rebuild every version from base model and journal, and check all that the run recorded."""
-    from hpc_es.analysis.verify import verify as verify_run
     from hpc_es.cli.output import console, print_json, versions_table
+    from hpc_es.recorded.verify import verify as verify_run
 
     out = console(stderr=json)
     report = verify_run(run_paths(run).root, model=model, say=out.print)
@@ -236,10 +236,10 @@ def replay(
     """Write any version as a Hugging Face folder, the same bits as the run had."""
     import msgspec
 
-    from hpc_es.analysis.verify import replay as replay_run
     from hpc_es.cli.output import console, print_json
     from hpc_es.config import load
     from hpc_es.params.export import export
+    from hpc_es.recorded.verify import replay as replay_run
 
     paths = run_paths(run)
     base = model or Path(load(paths.config).config.model.path)

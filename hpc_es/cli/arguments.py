@@ -43,7 +43,7 @@ def load_run(
     """As `load_config`, of what is to be run now: refuses environments that do not exist yet, and says on stderr where
     workers and schedule do not fit."""
     from hpc_es import envs
-    from hpc_es.analysis.misfits import misfits
+    from hpc_es.simulator.mismatch import misfits
 
     settings = load_config(path, overrides, site)
     envs.refuse_planned(settings.task.env)

@@ -11,8 +11,8 @@ import typer
 
 from hpc_es.cli.arguments import Json, RunFolder, plural, run_paths
 from hpc_es.errors import ConfigError
-from hpc_es.es.records import CENTRE_SLOT
 from hpc_es.paths import RunPaths
+from hpc_es.records import CENTRE_SLOT
 
 if TYPE_CHECKING:
     import pandas as pd

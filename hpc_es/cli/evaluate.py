@@ -18,9 +18,9 @@ from hpc_es.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hpc_es.analysis.evaluations import Difference, Evaluated
-    from hpc_es.launch.eval_config import Asked
-    from hpc_es.launch.evaluate import Evaluation
+    from hpc_es.analysis.statistics.evaluations import Difference, Evaluated
+    from hpc_es.recorded.eval_config import Asked
+    from hpc_es.recorded.evaluate import Evaluation
 
     Pair = tuple[Evaluated, Difference | None]
     Cell = Callable[[Evaluated, Difference | None], str]
@@ -72,9 +72,9 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Score any version on held-out tasks: the run's own, or others; recorded below RUN/evals."""
-    from hpc_es.analysis.evaluations import difference, evaluations
+    from hpc_es.analysis.statistics.evaluations import difference, evaluations
     from hpc_es.cli.output import console, print_json, stdout_for
-    from hpc_es.launch.eval_config import Asked
+    from hpc_es.recorded.eval_config import Asked
     from hpc_es.store import read
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # an engine in the person's terminal: no pages of warnings
@@ -98,7 +98,7 @@ def evals(
     json: Json = False,
 ) -> None:
     """List all recorded evaluations of runs and models, with intervals and paired differences."""
-    from hpc_es.analysis.evaluations import evaluations, incomplete
+    from hpc_es.analysis.statistics.evaluations import evaluations, incomplete
     from hpc_es.cli.output import console, print_json
     from hpc_es.store import read
 
@@ -140,9 +140,9 @@ def _evaluate(
     out: Path | None,
     say: Callable[[str], None],
 ) -> "Evaluation":
-    from hpc_es.launch.eval_config import Frozen
-    from hpc_es.launch.evaluate import evaluate as evaluate_run
-    from hpc_es.launch.evaluate_model import evaluate_model
+    from hpc_es.recorded.eval_config import Frozen
+    from hpc_es.recorded.evaluate import evaluate as evaluate_run
+    from hpc_es.recorded.evaluate_model import evaluate_model
 
     is_url = "://" in target
     if is_url and model is None:
@@ -180,8 +180,8 @@ def _name(model: str, asked: "Asked") -> str:
 
 def _baseline(against: str | None) -> "Callable[[Evaluated, Evaluated], Difference | None]":
     """What is compared with what, of a row and the first one of its evaluation: these two, or row and `against`."""
-    from hpc_es.analysis.compare import parse_side
-    from hpc_es.analysis.evaluations import counterpart, difference, evaluations
+    from hpc_es.analysis.statistics.compare import parse_side
+    from hpc_es.analysis.statistics.evaluations import counterpart, difference, evaluations
     from hpc_es.store import read
 
     if against is None:

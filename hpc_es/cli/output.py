@@ -28,10 +28,10 @@ from hpc_es.paths import RunPaths
 from hpc_es.transport.messages import Status
 
 if TYPE_CHECKING:  # it brings numba
-    from hpc_es.analysis.tables import Summary
-    from hpc_es.analysis.verify import VersionLine
+    from hpc_es.analysis.statistics.tables import Summary
     from hpc_es.launch.slurm import Role
     from hpc_es.launch.slurm_commands import JobStatus
+    from hpc_es.recorded.verify import VersionLine
 
 NUM_EVENTS_SHOWN = 4
 NUM_ABSENT_SHOWN = 4
@@ -262,8 +262,8 @@ def progress(out: Console) -> Iterator[Progress]:
 
 def report(paths: RunPaths, out: Console) -> "Summary":
     """Print what a finished run has to show, draw its learning curve, and say what to try next."""
-    from hpc_es.analysis.plots import plot_learning_curve, save_png
-    from hpc_es.analysis.tables import render, summary
+    from hpc_es.analysis.figures.plots import plot_learning_curve, save_png
+    from hpc_es.analysis.statistics.tables import render, summary
     from hpc_es.store import read
 
     run = read(paths.root)

@@ -14,8 +14,8 @@ from hpc_es.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpc_es.analysis.plan import Assumptions, Plan, Published, Tokens
     from hpc_es.config import Config
+    from hpc_es.planner import Assumptions, Plan, Published, Tokens
 
 Line = tuple[str, str, str]
 """What, how much, and why."""
@@ -72,8 +72,8 @@ def plan(
     json: Json = False,
 ) -> None:
     """Predict memory, bytes on the wire, seconds per phase, GPU-hours and FLOPs, from stated assumptions."""
-    from hpc_es.analysis.plan import assume, make_plan, shape_of
     from hpc_es.cli.output import console, print_json
+    from hpc_es.planner import assume, make_plan, shape_of
 
     settings = load_config(config, overrides, site)
     num_workers = settings.slurm.workers if workers is None else workers
@@ -115,7 +115,7 @@ def plan(
 def _tokens(
     settings: "Config", like: Path | None, lengths: dict[str, float | None], assumed: "Assumptions"
 ) -> "Tokens":
-    from hpc_es.analysis.plan.tokens import given, measured
+    from hpc_es.planner.tokens import given, measured
     from hpc_es.store import read
 
     if like is None:
@@ -302,7 +302,7 @@ def _compute_lines(made: "Plan") -> list[Line]:
 
 def _fitted(made: "Plan", gpu: str) -> tuple[str, ...]:
     """Fields of the published row that assumptions were fitted to; hours are so on the hardware of the row alone."""
-    from hpc_es.analysis.plan.published import HARDWARE
+    from hpc_es.planner.published import HARDWARE
 
     fields = made.published.fitted if made.published else ()
     return tuple(field for field in fields if "hours" not in field or (gpu, made.num_workers) == HARDWARE)

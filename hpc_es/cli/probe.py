@@ -15,8 +15,8 @@ from hpc_es.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpc_es.analysis.probes import Agreement, Estimate, NoiseFloor
-    from hpc_es.launch.probes import NoiseScores
+    from hpc_es.analysis.statistics.probes import Agreement, Estimate, NoiseFloor
+    from hpc_es.recorded.probes import NoiseScores
 
 Version = Annotated[int | None, typer.Option(help="Default: the last.")]
 Members = Annotated[int | None, typer.Option(help="How many to score. Default: 8, or all of a smaller population.")]
@@ -41,10 +41,10 @@ def noise(
     json: Json = False,
 ) -> None:
     """How much of z is noise, and whether more tasks or more members would pay."""
-    from hpc_es.analysis.probes import noise_floor, repeatability, verdict
+    from hpc_es.analysis.statistics.probes import noise_floor, repeatability, verdict
     from hpc_es.cli.output import console, stdout_for
-    from hpc_es.launch.probes import noise_scores
-    from hpc_es.launch.solo import Recorded
+    from hpc_es.recorded.probes import noise_scores
+    from hpc_es.recorded.solo import Recorded
 
     out = console(stderr=json)
     with stdout_for(json):
@@ -95,10 +95,10 @@ def stale(
     json: Json = False,
 ) -> None:
     """Whether the order of stale members still holds at a version: rank correlation by lag."""
-    from hpc_es.analysis.probes import agreement
+    from hpc_es.analysis.statistics.probes import agreement
     from hpc_es.cli.output import console, stdout_for
-    from hpc_es.launch.probes import stale_scores
-    from hpc_es.launch.solo import Recorded
+    from hpc_es.recorded.probes import stale_scores
+    from hpc_es.recorded.solo import Recorded
 
     out = console(stderr=json)
     with stdout_for(json):

@@ -10,8 +10,8 @@ from hpc_es.cli.arguments import Json
 from hpc_es.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpc_es.analysis.progress import Measure
-    from hpc_es.analysis.runs import Runs
+    from hpc_es.analysis.statistics.progress import Measure
+    from hpc_es.analysis.statistics.runs import Runs
     from hpc_es.store import Run
 
 RunArguments = Annotated[
@@ -35,7 +35,7 @@ def report(
     json: Json = False,
 ) -> None:
     """Learning, staleness, time and drift of one run or of several: report.html, figures/*.png, tables/*.csv."""
-    from hpc_es.analysis.report import write_report
+    from hpc_es.analysis.report.build import write_report
     from hpc_es.cli.output import console, print_json
 
     screen = console(stderr=json)
@@ -55,7 +55,7 @@ def report(
 
 
 def _measure(name: str) -> "Measure":
-    from hpc_es.analysis.progress import measure_column
+    from hpc_es.analysis.statistics.progress import measure_column
 
     measure_column(name)
     return cast("Measure", name)
@@ -64,7 +64,7 @@ def _measure(name: str) -> "Measure":
 def read_runs(arguments: list[str]) -> "Runs":
     """Runs by condition; those without a name get that of their settings, and their own beside it where another
     condition has been given that one. Errors: ConfigError, StoreError."""
-    from hpc_es.analysis.runs import compared_settings, conditions_of
+    from hpc_es.analysis.statistics.runs import compared_settings, conditions_of
     from hpc_es.store import read
 
     named: dict[str, list[Run]] = {}

@@ -18,9 +18,9 @@ from hpc_es.paths import RunPaths
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hpc_es.analysis.intervals import Interval, Paired
+    from hpc_es.analysis.statistics.intervals import Interval, Paired
     from hpc_es.cli.output import Column
-    from hpc_es.launch.solo import Recorded
+    from hpc_es.recorded.solo import Recorded
     from hpc_es.store.retention import Record
 
 TASKS = "mmlu_pro,hellaswag,hellaswag_generated"
@@ -103,8 +103,8 @@ def retention(
 ) -> None:
     """MMLU-Pro and HellaSwag through lm-eval, on local files: scores, and their change from the base model."""
     from hpc_es.cli.output import console, print_json, stdout_for, tables
-    from hpc_es.launch.retention import tasks as retention_tasks
-    from hpc_es.launch.retention.measure import Wishes, measure
+    from hpc_es.recorded.retention import tasks as retention_tasks
+    from hpc_es.recorded.retention.measure import Wishes, measure
 
     screen = console(stderr=json)
     is_run = RunPaths(source).config.is_file()
@@ -152,8 +152,8 @@ def _chat_options(text: str | None) -> dict[str, Any] | None:
 
 def _visits(source: Path, versions: str, base: Path | None, *, is_run: bool) -> "Iterator[tuple[Recorded, list[int]]]":
     """What to measure, the base first."""
-    from hpc_es.launch.evaluate import chosen_versions
-    from hpc_es.launch.retention.measure import of_model, of_run
+    from hpc_es.recorded.evaluate import chosen_versions
+    from hpc_es.recorded.retention.measure import of_model, of_run
 
     if is_run:
         recorded = of_run(source, base)
@@ -168,7 +168,7 @@ def _visits(source: Path, versions: str, base: Path | None, *, is_run: bool) -> 
 
 def _lines(found: "list[tuple[Path, Record]]", *, compare: bool) -> list[Line]:
     """A line for each metric of each record. `compare`: the first record of a task is that of the base."""
-    from hpc_es.analysis.intervals import paired, wilson
+    from hpc_es.analysis.statistics.intervals import paired, wilson
     from hpc_es.store.retention import asked_alike
 
     lines: list[Line] = []

@@ -15,8 +15,8 @@ from hpc_es.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpc_es.analysis.accounts import Simulated
     from hpc_es.config import Config
+    from hpc_es.simulator.accounts import Simulated
 
 MAX_WORKERS = 100_000
 SECONDS_UP_TO_S = 600
@@ -57,10 +57,10 @@ def simulate(
 ) -> None:
     """Predict wall-clock, busy share, lags and discards, with the real head under a virtual clock."""
     from hpc_es.analysis.csv_files import write_rows
-    from hpc_es.analysis.durations import parse, parse_seconds
-    from hpc_es.analysis.simulate import Preemption, with_mode
-    from hpc_es.analysis.simulate import simulate as simulate_run
     from hpc_es.cli.output import console, print_json
+    from hpc_es.simulator.durations import parse, parse_seconds
+    from hpc_es.simulator.simulate import Preemption, with_mode
+    from hpc_es.simulator.simulate import simulate as simulate_run
 
     output_file(table)
     settings = load_config(config, overrides)

@@ -13,8 +13,8 @@ from hpc_es.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hpc_es.analysis.compare import Comparison, Costs, Paired, Policy
-    from hpc_es.analysis.counterfactual import Counterfactual
+    from hpc_es.analysis.statistics.compare import Comparison, Costs, Paired, Policy
+    from hpc_es.recorded.counterfactual import Counterfactual
 
 Side = Annotated[str, typer.Argument(help="RUN or RUN@VERSION; several seeds with commas between them.")]
 
@@ -55,10 +55,10 @@ def counterfactual(
     """What other settings would have made of each update, from the log alone."""
     import dataclasses
 
-    from hpc_es.analysis.counterfactual import Drop
-    from hpc_es.analysis.counterfactual import counterfactual as recompute
     from hpc_es.analysis.csv_files import write_rows
     from hpc_es.cli.output import console, print_json
+    from hpc_es.recorded.counterfactual import Drop
+    from hpc_es.recorded.counterfactual import counterfactual as recompute
 
     paths = run_paths(run)
     output_file(csv)
@@ -141,9 +141,9 @@ def fork(
     json: Json = False,
 ) -> None:
     """Prepare a new run that begins from any version of RUN, with changed settings."""
-    from hpc_es.analysis.verify import replay
     from hpc_es.cli.output import console, print_json
-    from hpc_es.launch.fork import plan_fork, write_fork
+    from hpc_es.recorded.fork import plan_fork, write_fork
+    from hpc_es.recorded.verify import replay
 
     root = run_paths(run).root
     out = console(stderr=json)
@@ -181,7 +181,7 @@ def compare(
     json: Json = False,
 ) -> None:
     """Is A better than B? A paired verdict on their held-out tasks, with what both cost."""
-    from hpc_es.analysis.compare import compare as compare_policies
+    from hpc_es.analysis.statistics.compare import compare as compare_policies
     from hpc_es.cli.output import console, print_json
 
     found = compare_policies(_policies(a, version), _policies(b, version), num_tasks=num_tasks)
@@ -200,7 +200,7 @@ def compare(
 
 
 def _policies(side: str, version: int | None) -> "list[Policy]":
-    from hpc_es.analysis.compare import parse_side, policy
+    from hpc_es.analysis.statistics.compare import parse_side, policy
     from hpc_es.store import read
 
     return [policy(read(path), version if at is None else at) for path, at in parse_side(side)]

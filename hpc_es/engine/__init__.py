@@ -8,7 +8,7 @@ from hpc_es.errors import ConfigError, EngineError
 if TYPE_CHECKING:
     from hpc_es.config.schema import EngineConfig, ModelConfig
     from hpc_es.engine.base import Engine
-    from hpc_es.es.optimiser import Kind
+    from hpc_es.methods.es.optimiser import Kind
 
 _REMEDY = {
     "vllm": "pip install 'hpc_es[gpu]' (CUDA) or 'hpc_es[cpu]', or set engine.kind: transformers",

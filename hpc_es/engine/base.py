@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.errors import EngineError
-from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import Commit, Member
+from hpc_es.methods.es.optimiser import Kind
+from hpc_es.records import Commit, Member
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

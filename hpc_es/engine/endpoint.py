@@ -21,9 +21,9 @@ import openai
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.base import Chat, Completion, Engine, EngineInfo
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
-from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import Commit, Member
+from hpc_es.methods.es.optimiser import Kind
 from hpc_es.quoting import quote
+from hpc_es.records import Commit, Member
 
 log = logging.getLogger(__name__)
 

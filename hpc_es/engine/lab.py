@@ -21,13 +21,13 @@ from hpc_es.engine.in_process import InProcessEngine, Live
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, chosen, draw, single_tokens
 from hpc_es.errors import ModelError
-from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import Member
+from hpc_es.methods.es.optimiser import Kind
 from hpc_es.noise import Array
 from hpc_es.noise import threads as kernel_threads
 from hpc_es.params import lab_model
 from hpc_es.params.arena import CAST
 from hpc_es.params.weights import read_config
+from hpc_es.records import Member
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

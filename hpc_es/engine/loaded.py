@@ -11,9 +11,9 @@ import torch
 
 from hpc_es.engine.direct_map import Watch
 from hpc_es.errors import EngineError
-from hpc_es.es.records import Member
 from hpc_es.params.arena import Arena, Dtype, Stream
 from hpc_es.params.base import HostBase
+from hpc_es.records import Member
 
 
 class LoadedBase(HostBase):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpc_es.engine.base import Engine
 from hpc_es.errors import EngineError
-from hpc_es.es.records import Member
+from hpc_es.records import Member
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

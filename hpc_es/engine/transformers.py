@@ -26,10 +26,10 @@ from hpc_es.engine.in_process import InProcessEngine, Live
 from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, chosen, end_tokens, single_tokens
 from hpc_es.errors import EngineError, ModelError
-from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import Member
+from hpc_es.methods.es.optimiser import Kind
 from hpc_es.noise import threads as kernel_threads
 from hpc_es.params.weights import read_config
+from hpc_es.records import Member
 
 T = TypeVar("T")
 

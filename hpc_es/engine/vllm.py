@@ -38,12 +38,12 @@ from hpc_es.engine.probe import prove_noise_reaches
 from hpc_es.engine.requests import answer_room, choice_tokens, chosen, single_tokens
 from hpc_es.engine.vllm_launch import arguments, environment, launch
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
-from hpc_es.es.optimiser import Kind
-from hpc_es.es.records import Commit, Member
+from hpc_es.methods.es.optimiser import Kind
 from hpc_es.params.arena import Arena
 from hpc_es.params.receive import receive
 from hpc_es.params.regions import Region, choose_counted
 from hpc_es.quoting import quote_error
+from hpc_es.records import Commit, Member
 
 log = logging.getLogger(__name__)
 

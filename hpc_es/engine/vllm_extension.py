@@ -24,12 +24,12 @@ from hpc_es.engine.fingerprints import differing, fingerprints, poison
 from hpc_es.engine.loaded import LoadedBase
 from hpc_es.engine.probe import PROBE
 from hpc_es.errors import EngineError, HpcEsError
-from hpc_es.es.records import Commit, Member
 from hpc_es.noise import threads as kernel_threads
 from hpc_es.params.arena import Arena
 from hpc_es.params.base import Base, Target, make_base
 from hpc_es.params.room import Residence
 from hpc_es.quoting import quote_error
+from hpc_es.records import Commit, Member
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

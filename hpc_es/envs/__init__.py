@@ -14,8 +14,8 @@ from hpc_es.calls import CALLS
 from hpc_es.config.schema import Config
 from hpc_es.envs.base import Env
 from hpc_es.errors import ConfigError, EnvError
-from hpc_es.es.records import Kind
 from hpc_es.quoting import quote_error
+from hpc_es.records import Kind
 
 _BUILT_IN = {
     "conciseness": "hpc_es.envs.conciseness:Conciseness",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from hpc_es.errors import EnvError
-from hpc_es.es.records import MAX_REWARD
+from hpc_es.records import MAX_REWARD
 
 
 @dataclass(frozen=True)

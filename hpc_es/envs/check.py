@@ -13,8 +13,8 @@ from hpc_es.envs.base import Env, Observation, StepResult, is_reward
 from hpc_es.envs.guard import process_guard
 from hpc_es.envs.inspection import checked_count, checked_facts
 from hpc_es.errors import EnvError, HpcEsError
-from hpc_es.es.records import MAX_REWARD
 from hpc_es.quoting import quote_error, quote_value
+from hpc_es.records import MAX_REWARD
 
 ODD_ANSWERS = (
     "",

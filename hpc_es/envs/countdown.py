@@ -18,7 +18,7 @@ from pydantic import Field, validate_call
 
 from hpc_es.envs.base import Env, Message, Observation, StepResult, TaskFacts
 from hpc_es.errors import ConfigError, EnvError
-from hpc_es.es.population import derive
+from hpc_es.seeds import derive
 
 EVAL_SHARE = 4
 """One task in so many is held out."""

@@ -24,8 +24,8 @@ from hpc_es.calls import CALLS, Calls, cause, during, grace_s
 from hpc_es.config.schema import Config
 from hpc_es.envs.base import Env, TaskFacts
 from hpc_es.errors import EnvError, HpcEsError
-from hpc_es.es.records import Kind
 from hpc_es.quoting import quote_error, quote_value
+from hpc_es.records import Kind
 
 Value = TypeVar("Value")
 

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, validate_call
 
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import ConfigError, EnvError
-from hpc_es.es.population import derive
 from hpc_es.noise import Array
+from hpc_es.seeds import derive
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MAX_ACTIONS = 9

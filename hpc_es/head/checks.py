@@ -7,8 +7,8 @@ that it gives up, and all workers share one allowance of joins.
 
 from hpc_es.allowance import Allowance
 from hpc_es.bounds import fault
-from hpc_es.es.records import Assignment
-from hpc_es.es.results import contradiction
+from hpc_es.records import Assignment
+from hpc_es.results import contradiction
 from hpc_es.transport.messages import AnyMessage, Report
 
 MAX_REFUSALS = 3

@@ -7,10 +7,10 @@ restarts decides alike.
 from collections import Counter
 
 from hpc_es.config.schema import Config
-from hpc_es.es.records import Assignment, Commit, Kind, Member, Result
-from hpc_es.es.staleness import Verdict
 from hpc_es.head.ledger import Entry, Ledger
-from hpc_es.head.planning import Tasks, assign_member, make_commit, plan, schedule_of
+from hpc_es.methods.es.planning import Tasks, assign_member, make_commit, plan, schedule_of
+from hpc_es.records import Assignment, Commit, Kind, Member, Result
+from hpc_es.staleness import Verdict
 
 
 class Cohort:

@@ -13,8 +13,6 @@ from collections import Counter
 from hpc_es.allowance import Allowance
 from hpc_es.bounds import tidied
 from hpc_es.config.schema import Config
-from hpc_es.es import subspaces
-from hpc_es.es.records import Commit, EvalId, Result
 from hpc_es.head.admission import refusal
 from hpc_es.head.checks import (
     EVENTS_PER_MINUTE,
@@ -43,8 +41,10 @@ from hpc_es.head.events import (
 from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Entry, Ledger
 from hpc_es.head.plane import Plane
-from hpc_es.head.planning import Tasks, replacement
+from hpc_es.methods.es import subspaces
+from hpc_es.methods.es.planning import Tasks, replacement
 from hpc_es.quoting import MAX_MESSAGE, quote
+from hpc_es.records import Commit, EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.transport import limits, messages
 from hpc_es.transport.backends import NOTHING, Offer

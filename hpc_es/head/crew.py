@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hpc_es.allowance import Allowance
-from hpc_es.es.records import EvalId, Result
 from hpc_es.head.checks import events_allowance
+from hpc_es.records import EvalId, Result
 from hpc_es.transport.backends import Offer
 from hpc_es.transport.messages import Hello
 

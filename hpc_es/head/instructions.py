@@ -6,7 +6,7 @@ nothing leaves the head before it is durable.
 
 from msgspec import Struct
 
-from hpc_es.es.records import Commit
+from hpc_es.records import Commit
 from hpc_es.store.records import AnyRecord
 from hpc_es.transport.backends import Backend
 from hpc_es.transport.messages import AnyMessage

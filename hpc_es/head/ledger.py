@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from hpc_es.errors import StoreError
-from hpc_es.es.records import Assignment, Commit, EvalId, Kind, Result
-from hpc_es.es.results import why_unbelievable
+from hpc_es.records import Assignment, Commit, EvalId, Kind, Result
+from hpc_es.results import why_unbelievable
 from hpc_es.store import records as journal
 
 EntryState = Literal["queued", "leased", "reported", "counted", "void", "discarded"]

@@ -22,7 +22,6 @@ from hpc_es import __version__
 from hpc_es.config.load import config_digest, load, refuse_another
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, StoreError, Superseded, TransportError, VerifyError
-from hpc_es.es.records import Commit
 from hpc_es.head.core import Core
 from hpc_es.head.events import (
     CheckpointSaved,
@@ -57,6 +56,7 @@ from hpc_es.params.head_update import Apply, head_update, pin_arena
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.quoting import quote_error
+from hpc_es.records import Commit
 from hpc_es.store import records as journal
 from hpc_es.store.clock import Clock
 from hpc_es.store.hdf5 import Hdf5Writer

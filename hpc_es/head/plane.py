@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpc_es.config.schema import TransportConfig
-from hpc_es.es.records import Commit
 from hpc_es.head.crew import Crew, Worker
 from hpc_es.head.instructions import Broadcast, Instruction, OpenGroup, Send, Transfer
+from hpc_es.records import Commit
 from hpc_es.transport import messages
 from hpc_es.transport.backends import Backend, Offer, choose_backend
 

@@ -3,8 +3,8 @@
 from hpc_es.config.schema import Config
 from hpc_es.envs.inspection import inspect
 from hpc_es.errors import ConfigError
-from hpc_es.es.records import Kind
-from hpc_es.head.planning import Tasks
+from hpc_es.methods.es.planning import Tasks
+from hpc_es.records import Kind
 
 ENGINES_WITH_EYES = ("vllm", "endpoint")
 

@@ -18,9 +18,9 @@ from hpc_es import envs, modes
 from hpc_es.config import Config, compare, from_record, save
 from hpc_es.config.schema import EngineConfig
 from hpc_es.engine.supported import check_supported
+from hpc_es.envs.manifest import settle_tasks
 from hpc_es.errors import ConfigError, LaunchError, ModelError
 from hpc_es.head.tasks import count_tasks
-from hpc_es.launch.manifest import settle_tasks
 from hpc_es.params import check_memory
 from hpc_es.params.heads import check_ranks, num_heads
 from hpc_es.params.weights import read_config

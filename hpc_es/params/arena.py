@@ -17,13 +17,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hpc_es.errors import ModelError, StoreError
-from hpc_es.es import optimiser as optimisers
-from hpc_es.es.records import Commit, Member
+from hpc_es.methods.es import optimiser as optimisers
 from hpc_es.noise import Array, Perturbation, State, Step, Trace, Update, kernels, threads
 from hpc_es.params import checkpoint as checkpoints
 from hpc_es.params.layout import Slot, as_floats, attach_memory, lay_out, num_elements, share_memory
 from hpc_es.params.report import UpdateReport
 from hpc_es.params.weights import Stored, scan_file
+from hpc_es.records import Commit, Member
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 CAST: dict[Dtype, np.dtype[Any]] = {

@@ -10,13 +10,13 @@ from typing import Protocol
 
 import torch
 
-from hpc_es.es import optimiser as optimisers
-from hpc_es.es.records import Commit, Member
+from hpc_es.methods.es import optimiser as optimisers
 from hpc_es.noise import Array, Perturbation, State, kernels, tensor_id, threads
 from hpc_es.params.arena import CHUNK, Arena, perturbation_of
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
 from hpc_es.params.room import Residence
+from hpc_es.records import Commit, Member
 
 Target = tuple[Region, torch.Tensor]
 """A region and the run of live memory that holds it: contiguous, 1-D; float32, bfloat16 or float16."""

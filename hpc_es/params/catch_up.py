@@ -10,7 +10,7 @@ applied in one pass over theta, which takes `begin` seconds however many they ar
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from hpc_es.es.records import Commit
+from hpc_es.records import Commit
 
 FORGET = 0.25
 """Weight of the newest measurement: what a file system or a neighbour did once is soon forgotten."""

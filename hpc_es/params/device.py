@@ -16,8 +16,7 @@ import torch
 from torch import distributed
 
 from hpc_es.errors import EngineError
-from hpc_es.es import optimiser as optimisers
-from hpc_es.es.records import Commit, Member
+from hpc_es.methods.es import optimiser as optimisers
 from hpc_es.noise import BLOCK, Rows, State, Trace, Update, cuda
 from hpc_es.noise.cuda import Piece, Pieces
 from hpc_es.params.arena import Arena, perturbation_of
@@ -28,6 +27,7 @@ from hpc_es.params.report import UpdateReport
 from hpc_es.params.room import RESERVE, Residence
 from hpc_es.params.streamed import MOST_STAGING, Ring, StreamedBase, Whole, held_by, in_passes
 from hpc_es.params.streams import Streams, streams_on
+from hpc_es.records import Commit, Member
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from hpc_es.errors import ConfigError, HpcEsError, RunFailed
-from hpc_es.es.records import Commit
 from hpc_es.noise import BLOCK, Update, kernels
 from hpc_es.params.arena import Arena
 from hpc_es.params.report import UpdateReport
+from hpc_es.records import Commit
 
 if TYPE_CHECKING:
     import torch

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hpc_es.errors import ModelError
-from hpc_es.es import optimiser as optimisers
+from hpc_es.methods.es import optimiser as optimisers
 from hpc_es.noise import BLOCK, Array, tensor_id
 from hpc_es.params import numa
 from hpc_es.params.weights import Stored, scan

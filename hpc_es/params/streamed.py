@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 
 from hpc_es.errors import EngineError
-from hpc_es.es import optimiser as optimisers
-from hpc_es.es.records import Commit, Member
+from hpc_es.methods.es import optimiser as optimisers
 from hpc_es.noise import BLOCK, State, Trace, Update, cuda, kernels, tensor_id, threads
 from hpc_es.noise.cuda import Piece, Pieces
 from hpc_es.params.arena import CHUNK, Arena, perturbation_of
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
 from hpc_es.params.streams import Event, Streams, streams_on
+from hpc_es.records import Commit, Member
 
 STAGING = 96 * 2**20
 """Bytes of a ring of staging buffers; never more than MOST_STAGING."""

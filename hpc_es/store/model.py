@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_es.errors import StoreError
-from hpc_es.es.records import Commit
+from hpc_es.records import Commit
 from hpc_es.store.journal import read_file, read_journal, write_file
 from hpc_es.store.records import AnyRecord, Committed, Digested, Started
 

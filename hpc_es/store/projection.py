@@ -15,8 +15,8 @@ from typing import Any
 from msgspec.structs import astuple, replace
 
 from hpc_es.errors import ConfigError, StoreError
-from hpc_es.es.records import Assignment, Commit, EvalId, Result
-from hpc_es.es.staleness import lag
+from hpc_es.records import Assignment, Commit, EvalId, Result
+from hpc_es.staleness import lag
 from hpc_es.store import records as journal
 from hpc_es.store.journal import Warn
 from hpc_es.store.later import read_later

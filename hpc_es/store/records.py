@@ -6,7 +6,7 @@ The state of the head is a fold over these records and nothing else; so are run.
 
 from msgspec import Struct
 
-from hpc_es.es.records import Assignment, Commit, EvalId, Result
+from hpc_es.records import Assignment, Commit, EvalId, Result
 
 SCHEMA_VERSION = 1
 

@@ -20,8 +20,8 @@ import zmq
 from zmq.utils import z85
 
 from hpc_es.errors import TransportError
-from hpc_es.es.records import EvalId
 from hpc_es.paths import RunPaths
+from hpc_es.records import EvalId
 from hpc_es.transport import limits
 from hpc_es.transport.address import family, with_port
 from hpc_es.transport.handshakes import HANDSHAKE_MS, HandshakeGuard, RateLimitedLog, max_unauthenticated

@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from hpc_es.bounds import Facts, Name, Text
 from hpc_es.errors import TransportError
-from hpc_es.es.records import Assignment, Commit, Count, Digest, EvalId, Result, Seconds, UpdateMember, Version
 from hpc_es.files import read_json
+from hpc_es.records import Assignment, Commit, Count, Digest, EvalId, Result, Seconds, UpdateMember, Version
 
 PROTOCOL = 3
 

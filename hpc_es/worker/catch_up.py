@@ -12,10 +12,10 @@ from pathlib import Path
 
 from hpc_es.engine.base import Engine
 from hpc_es.errors import StoreError
-from hpc_es.es.records import Commit
 from hpc_es.params import checkpoint
 from hpc_es.params.catch_up import Measured, ways, work
 from hpc_es.paths import RunPaths
+from hpc_es.records import Commit
 
 log = logging.getLogger(__name__)
 

@@ -22,13 +22,13 @@ from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
 from hpc_es.errors import ConfigError, EnvError, TransportError
-from hpc_es.es.records import Assignment, Episode, EvalId, Result
-from hpc_es.es.results import fitness_of
 from hpc_es.noise.reference import TABLE_CRC32
 from hpc_es.params import check_memory
 from hpc_es.params.catch_up import full_work
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
+from hpc_es.records import Assignment, Episode, EvalId, Result
+from hpc_es.results import fitness_of
 from hpc_es.transport import limits, messages
 from hpc_es.transport.backends import NOTHING, own_offer
 from hpc_es.transport.collective import WorkerCollective, sha256

@@ -21,9 +21,9 @@ from hpc_es.engine.base import Chat, Completion, Engine, Illustrated
 from hpc_es.envs.base import Env, Message, Observation, StepResult, is_reward
 from hpc_es.envs.guard import process_guard
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
-from hpc_es.es.population import episode_seed
-from hpc_es.es.records import MAX_REWARD, Assignment, Episode, Kind
 from hpc_es.quoting import quote_error, quote_value
+from hpc_es.records import MAX_REWARD, Assignment, Episode, Kind
+from hpc_es.seeds import episode_seed
 from hpc_es.worker.history import History, without_thoughts
 from hpc_es.worker.trajectories import MAX_TURNS, Trajectory, Turn, is_sampled, shortened
 

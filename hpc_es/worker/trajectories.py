@@ -16,10 +16,10 @@ from msgspec import Struct
 
 from hpc_es.config.schema import Config
 from hpc_es.envs.base import Message
-from hpc_es.es.population import eval_sampling_seed
-from hpc_es.es.records import Assignment, Episode, EvalId, Kind
 from hpc_es.files import open_regular
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Episode, EvalId, Kind
+from hpc_es.seeds import eval_sampling_seed
 
 log = logging.getLogger(__name__)
 

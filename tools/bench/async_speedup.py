@@ -33,9 +33,9 @@ from listed import duration
 
 from hpc_es.config import load
 from hpc_es.config.schema import Config
-from hpc_es.es.records import EvalId
-from hpc_es.es.staleness import lag
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
+from hpc_es.records import EvalId
+from hpc_es.staleness import lag
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
 

@@ -33,10 +33,10 @@ from head_capacity import Client, Crowd, make_config, small_model, wait_for_head
 from rows import Row, arguments, show
 
 from hpc_es.config import Config
-from hpc_es.es.records import Assignment, EvalId
 from hpc_es.launch import prepare
 from hpc_es.launch.process import Family, last_lines
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, EvalId
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
 from hpc_es.transport import messages

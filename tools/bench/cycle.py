@@ -24,7 +24,7 @@ from rows import Row, arguments, show
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.vllm import VllmEngine
-from hpc_es.es.records import Member
+from hpc_es.records import Member
 
 SIGMA = 1e-3
 MAX_OF_LIMIT = 1.5

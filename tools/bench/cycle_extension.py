@@ -6,8 +6,8 @@ import torch
 from limits import copying, perturbing
 
 from hpc_es.engine.vllm_extension import WorkerExtension
-from hpc_es.es.records import Member
 from hpc_es.params.arena import CAST, perturbation_of
+from hpc_es.records import Member
 
 
 class CycleExtension(WorkerExtension):

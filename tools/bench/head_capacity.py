@@ -35,12 +35,12 @@ import pandas as pd
 import zmq
 
 from hpc_es.config import Config, config_digest
-from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.launch import prepare
 from hpc_es.launch.process import Family, last_lines
 from hpc_es.params import Arena
 from hpc_es.params.weights import Spec, write
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.store import read
 from hpc_es.store import records as journal
 from hpc_es.store.frames import Frames

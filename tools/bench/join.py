@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 from rows import Row, alternate, arguments, show
 
-from hpc_es.es.records import Commit, EvalId, UpdateMember
 from hpc_es.noise import threads
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
 from hpc_es.params.receive import receive
 from hpc_es.params.weights import Spec, write
 from hpc_es.paths import RunPaths
+from hpc_es.records import Commit, EvalId, UpdateMember
 from hpc_es.transport.collective import HeadCollective
 from hpc_es.transport.messages import OpenTransfer
 from hpc_es.transport.transfer import Receiving

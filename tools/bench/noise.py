@@ -19,9 +19,9 @@ from limits import copying, perturbing
 from rows import Clock, Row, alternate, arguments, show
 from weights import add_arguments, bits, clock_of, live_model, prepare, usual_perturb
 
-from hpc_es.es.records import Member
 from hpc_es.params import Arena
 from hpc_es.params.arena import perturbation_of
+from hpc_es.records import Member
 
 SIGMA = 1e-3
 MAX_OF_LIMIT = 1.5

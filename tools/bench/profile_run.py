@@ -29,10 +29,10 @@ from hpc_es.config import load
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
 from hpc_es.errors import HpcEsError
-from hpc_es.es.population import derive
-from hpc_es.es.records import Assignment, EvalId, Member
 from hpc_es.launch.prepare import run_paths
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, EvalId, Member
+from hpc_es.seeds import derive
 from hpc_es.store import read
 from hpc_es.worker.rollout import Player
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
 from hpc_es.envs.base import Env, Message, Observation, StepResult
-from hpc_es.es.records import Assignment, EvalId
 from hpc_es.params.models import get_model
+from hpc_es.records import Assignment, EvalId
 from hpc_es.worker.rollout import Player, episode_seeds
 
 TURNS = 15

@@ -31,8 +31,8 @@ import numpy as np
 import pandas as pd
 from rows import Row, alternate, arguments, show
 
-from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
 from hpc_es.store import read
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import Hdf5Writer, rebuild

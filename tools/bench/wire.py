@@ -34,11 +34,11 @@ import numpy as np
 from rows import Row, arguments, show
 
 from hpc_es.config.schema import TransportConfig
-from hpc_es.es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
 from hpc_es.head.crew import Crew
 from hpc_es.head.instructions import Broadcast, Instruction, OpenGroup, Send
 from hpc_es.head.plane import Plane
 from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
 from hpc_es.transport import messages as m
 from hpc_es.transport.backends import Offer
 from hpc_es.transport.collective import EpochEvent, HeadCollective, WorkerCollective

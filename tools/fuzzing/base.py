@@ -13,9 +13,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hpc_es.analysis.verify import verify
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.paths import RunPaths
+from hpc_es.recorded.verify import verify
 from hpc_es.store.frames import FILE_HEADER, Chain, Frames, frame
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import write_frames

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from fuzzing.base import Base
 from fuzzing.child import Answer, digest_of
-from hpc_es.analysis import verify as verifying
-from hpc_es.analysis.report import write_report
+from hpc_es.analysis.report.build import write_report
 from hpc_es.cli import _status_at_rest
 from hpc_es.cli.report import read_runs
 from hpc_es.config import load, refuse_another
@@ -19,6 +18,7 @@ from hpc_es.head.loop import restore
 from hpc_es.launch import prepare
 from hpc_es.params import Arena
 from hpc_es.paths import RunPaths
+from hpc_es.recorded import verify as verifying
 from hpc_es.store import read as read_run
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter, fold_journal

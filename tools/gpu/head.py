@@ -9,9 +9,9 @@ import torch
 from findings import Findings, arguments, begin
 from model import SMALL, TINY, commit, write_model
 
-from hpc_es.es.records import OptimiserStep
 from hpc_es.params import head_update
 from hpc_es.params.arena import Arena
+from hpc_es.records import OptimiserStep
 
 STEPS: dict[Any, OptimiserStep | None] = {
     "none": None,

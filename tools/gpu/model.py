@@ -72,7 +72,7 @@ def members_of(version: int, count: int) -> tuple[list[int], list[float]]:
 
 
 def commit(version: int, count: int, step: object = None):  # type: ignore[no-untyped-def]
-    from hpc_es.es.records import Commit, EvalId, UpdateMember
+    from hpc_es.records import Commit, EvalId, UpdateMember
 
     seeds, coefficients = members_of(version, count)
     members = tuple(
@@ -83,7 +83,7 @@ def commit(version: int, count: int, step: object = None):  # type: ignore[no-un
 
 
 def member(seed: int = 2**63 + 5, sign: int = -1):  # type: ignore[no-untyped-def]
-    from hpc_es.es.records import Member
+    from hpc_es.records import Member
 
     return Member(seed, sign, 1e-2)
 

@@ -81,10 +81,10 @@ def write_results(folder: Path, num_seeds: int) -> str:
     """Tables (Markdown, CSV) and figures of all finished runs; returns the Markdown."""
     import pandas as pd
 
-    from hpc_es.analysis import conditions
     from hpc_es.analysis.csv_files import write_frame
-    from hpc_es.analysis.episodes import brackets
-    from hpc_es.analysis.plots import plot_learning_curve, save_png
+    from hpc_es.analysis.figures.episodes import brackets
+    from hpc_es.analysis.figures.plots import plot_learning_curve, save_png
+    from hpc_es.analysis.statistics import conditions
     from hpc_es.store import read
 
     runs = [read(job.folder / job.name) for job in jobs(folder, num_seeds)]
@@ -109,7 +109,7 @@ def write_results(folder: Path, num_seeds: int) -> str:
 
 def stairs_markdown(stairs: "pd.DataFrame") -> str:
     """Means over the seeds: the cohort at a step was measured around theta_0, so it should be worth the first one."""
-    from hpc_es.analysis.conditions import mean_and_sd
+    from hpc_es.analysis.statistics.conditions import mean_and_sd
 
     lines = ["| update | lag | first cohort | cohort before | cohort at the step |", "| --: | --: | --: | --: | --: |"]
     for (update, lag), group in stairs.groupby(["update", "lag"]):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hpc_es.data import data_path
 from hpc_es.envs.docvqa import pages
 from hpc_es.errors import ConfigError, EnvError
-from hpc_es.es.population import derive
+from hpc_es.seeds import derive
 
 Split = Literal["train", "eval"]
 

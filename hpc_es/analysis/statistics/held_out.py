@@ -1,0 +1,124 @@
+"""What the unperturbed policy did on held-out tasks, episode by episode, and what is known of these tasks.
+
+Invariants: only accepted evaluations count; several episodes of one version and task are repeats of it, never further
+tasks; what was measured on other tasks, or with other decoding, is not mixed with what the run itself measures.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hpc_es.envs.base import TaskFacts
+from hpc_es.envs.manifest import read_tasks
+from hpc_es.paths import RunPaths
+from hpc_es.store import Run
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+_EVALUATION = ["source", "dispatch_version", "slot", "replacement"]
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """How many held-out tasks any policy could solve."""
+
+    reachable: int
+    num_tasks: int
+
+    @property
+    def share(self) -> float:
+        return self.reachable / self.num_tasks
+
+    def __str__(self) -> str:
+        return f"{self.reachable} of {self.num_tasks} held-out tasks can be solved at all"
+
+
+def episodes(run: Run, version: int | None = None, source: str = "run") -> "pd.DataFrame":
+    """Episodes of the run's own evaluations, or of a later one by its name; all versions, or one.
+
+    The columns of `run.episodes`, with `version` for dispatch_version, and `repeat`: from 0, which episode of its
+    version and task it is. In the order in which they were planned.
+    """
+    evaluations, played = run.evaluations, run.episodes
+    counted = evaluations[(evaluations["kind"] == "eval") & (evaluations["status"] == "accepted")]
+    played = played[(played["kind"] == "eval") & (played["source"] == source)]
+    if version is not None:
+        played = played[played["dispatch_version"] == version]
+    found = played.merge(counted[_EVALUATION], on=_EVALUATION).rename(columns={"dispatch_version": "version"})
+    found = found.sort_values(["version", "slot", "position"], ascending=[True, False, True], ignore_index=True)
+    found["repeat"] = found.groupby(["version", "task"]).cumcount()
+    return found
+
+
+def comparable(run: Run) -> "pd.DataFrame":
+    """Rows of `run.evals` that are complete, and measured on the run's own tasks with its own decoding."""
+    return run.evals[(run.evals["num_tasks"] > 0) & ~run.evals["other_protocol"]]
+
+
+def best_source(run: Run, version: int) -> str:
+    """Of the comparable evaluations of a version the one with most tasks; of equals with most repeats, then the run's.
+
+    There must be one.
+    """
+    evals = comparable(run)
+    rows = evals[evals["version"] == version].fillna({"num_repeats": 1})
+    keys = ("num_tasks", "num_repeats", "own", "time")
+    best = rows.assign(own=rows["source"] == "run").sort_values(list(keys)).iloc[-1]
+    return str(best["source"])
+
+
+def by_task(played: "pd.DataFrame") -> "pd.DataFrame":
+    """Index task; reward and success, each the mean over its repeats. `played`: of one source and version."""
+    return played.groupby("task")[["reward", "success"]].mean()
+
+
+def by_repeat(played: "pd.DataFrame", measure: str) -> "Array":
+    """[tasks, repeats] of "reward" or "success", tasks in order; as many repeats as every task has."""
+    table = played.pivot(index="task", columns="repeat", values=measure).astype(float)
+    return table.dropna(axis=1).to_numpy()
+
+
+def success_errors(run: Run) -> "pd.Series[float]":
+    """Index version: standard error of the success rate in the run's own evaluation, over tasks.
+
+    The population deviation of the tasks' shares: sqrt(p (1 - p) / n) where every task was played once.
+    """
+    played = episodes(run)
+    shares = played.groupby(["version", "task"])["success"].mean().groupby("version")
+    return shares.std(ddof=0) / shares.count() ** 0.5
+
+
+# --- what is known of the tasks ----------------------------------------------------------------------------------
+
+
+def task_facts(run: Run, source: str = "run") -> list[TaskFacts] | None:
+    """Of the tasks of the run's own evaluation or of a later one: task i of an episode is the i-th. None where no
+    manifest says so. Errors: StoreError when the manifest is damaged."""
+    if run.folder is None:
+        return None
+    paths = RunPaths(run.folder)
+    manifest = read_tasks(paths.later_eval_tasks(source))
+    if manifest is None and not run.evals.loc[run.evals["source"] == source, "other_protocol"].any():
+        manifest = read_tasks(paths.tasks)  # these are the run's own tasks
+    return manifest.tasks if manifest else None
+
+
+def ceiling(run: Run, tasks: Iterable[int] | None = None, source: str = "run") -> Ceiling | None:
+    """Of all evaluation tasks or of these; None where all can be solved, or nothing is known of one of them.
+
+    Errors: StoreError when the manifest is damaged.
+    """
+    facts = task_facts(run, source) or []
+    chosen = list(range(len(facts)) if tasks is None else tasks)
+    if any(task >= len(facts) for task in chosen) or all(facts[task].reachable for task in chosen):
+        return None
+    return Ceiling(sum(facts[task].reachable for task in chosen), len(chosen))
+
+
+def at_most(ceilings: Iterable[Ceiling | None]) -> str:
+    """For a label of success: "97.7%", or several of these; empty where there is none."""
+    return " or ".join(f"{share:.1%}" for share in sorted({known.share for known in ceilings if known}))

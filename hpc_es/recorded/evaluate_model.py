@@ -1,0 +1,99 @@
+"""Evaluate a model that no run of ours made: a model folder, or an endpoint with OpenAI's chat API.
+
+Invariant: what comes of it is a run folder of version 0 that never updates, so that everything that reads runs reads
+it. As with a run, every batch is in its journal as soon as it is played.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_es.config import Config, compare, load, save
+from hpc_es.envs.manifest import settle_tasks
+from hpc_es.errors import ConfigError, LaunchError
+from hpc_es.launch.prepare import began_config, check_model, launcher_lock
+from hpc_es.paths import RunPaths
+from hpc_es.recorded.eval_config import Asked, Frozen, of_model
+from hpc_es.recorded.evaluate import RUN, WORKER, Evaluation, Left, Say, announce, play, started, what_is_left
+from hpc_es.recorded.solo import Recorded, Solo
+from hpc_es.store import records as journal
+from hpc_es.store.clock import Clock
+from hpc_es.store.hdf5 import rebuild
+from hpc_es.store.journal import JournalWriter, read_journal
+from hpc_es.worker.trajectories import TrajectoryFile
+
+
+def evaluate_model(frozen: Frozen, out: Path, asked: Asked, *, say: Say = print) -> Evaluation:
+    """Play the tasks of a file with a frozen model, and record them in the run folder `out`.
+
+    A folder with the same evaluation, stopped half-way, goes on. Errors: ConfigError, also when `out` is something
+    else; ModelError, EngineError, EnvError, StoreError.
+    """
+    config, paths = of_model(frozen, out, asked), RunPaths(out)
+    if frozen.url is None:
+        check_model(Path(frozen.model), config.engine)
+    _refuse_something_else(paths, config)
+    with launcher_lock(config):
+        earlier = list(read_journal(out, warn=say))
+        try:
+            save(config, paths.config)
+        except OSError as error:
+            raise LaunchError(f"{out} cannot be written: {error}") from None
+        settle_tasks(paths.tasks, config, has_begun=bool(earlier))
+        left = what_is_left(config, (0,), earlier)
+        announce(config, left, f"{out}: if it is stopped, the same command resumes it", say)
+        if left:
+            asyncio.run(_evaluate(Recorded.frozen(paths, config), left, say))
+            rebuild(out, warn=say)
+    return Evaluation(out, RUN, (0,), config)
+
+
+def _refuse_something_else(paths: RunPaths, config: Config) -> None:
+    """Errors: ConfigError when the folder holds anything but this evaluation."""
+    if not paths.root.exists():
+        return
+    if not paths.config.is_file():
+        if not paths.root.is_dir() or any(path != paths.launcher_lock for path in paths.root.iterdir()):
+            raise ConfigError(f"{paths.root} exists already and is not an evaluation: name another --out")
+        return
+    harmful, _ = compare(began_config(paths) or load(paths.config).config, config)
+    if harmful:
+        raise ConfigError(
+            f"{paths.root} is an evaluation, or a run, of something else: {'; '.join(map(str, harmful))}; name another "
+            "--name or --out"
+        )
+
+
+def _refuse_another_model(paths: RunPaths, digest: int) -> None:
+    """Errors: ConfigError when the folder's evaluation began with other parameters."""
+    first = next(read_journal(paths.root), None)
+    if isinstance(first, journal.Started) and first.base_digest != digest:
+        raise ConfigError(
+            f"{paths.root} was begun with other parameters (digest {first.base_digest:016x}, now {digest:016x}): bring "
+            "the model back, or name another --out"
+        )
+
+
+async def _evaluate(recorded: Recorded, left: Sequence[Left], say: Say) -> None:
+    config, clock = recorded.config, Clock()
+    keep = TrajectoryFile(recorded.paths.trajectory_file("hpc-es-eval"), WORKER).append
+    async with Solo.start(recorded, keep) as solo:
+        info = solo.engine.info
+        _refuse_another_model(recorded.paths, info.base_digest)
+        recorded.digests[0] = info.base_digest
+        writer = JournalWriter.create(
+            recorded.paths, lambda generation, sealed: started(config, info.base_digest, generation, sealed)
+        )
+
+        def write(record: journal.AnyRecord) -> None:
+            writer.append(record)
+            writer.sync()
+
+        try:
+            write(journal.Joined(clock(), WORKER, WORKER, socket.gethostname(), os.getpid(), dict(info.facts)))
+            await play(solo, config, left, write, say, clock)
+            write(journal.Stopped(clock(), "all tasks are played", True))
+        finally:
+            writer.close()

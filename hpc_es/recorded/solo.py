@@ -1,0 +1,147 @@
+"""One engine in this process that goes to any version of a run and plays any assignment there.
+
+Invariant: what is played is theta_v to the bit: after every change of version the digest of the parameters is compared
+with the journal's. The run itself is only read.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hpc_es import envs
+from hpc_es.config import Config, load, refuse_another
+from hpc_es.engine import start_engine
+from hpc_es.engine.base import Engine
+from hpc_es.errors import ConfigError, DigestMismatch, StoreError
+from hpc_es.paths import RunPaths
+from hpc_es.records import Assignment, Commit, EvalId, Member, Result
+from hpc_es.results import fitness_of
+from hpc_es.store import records as journal
+from hpc_es.store.journal import read_journal
+from hpc_es.worker.catch_up import CatchUp
+from hpc_es.worker.rollout import Player
+from hpc_es.worker.trajectories import Trajectory
+
+Keep = Callable[[Sequence[Trajectory]], None]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run's journal knows: its configuration, its parameters, and what its members scored."""
+
+    paths: RunPaths
+    config: Config
+    commits: dict[int, Commit]
+    digests: dict[int, int]
+    members: dict[EvalId, Assignment]
+    """Every member that was planned and is not void."""
+    results: dict[EvalId, Result]
+    """Of these, without their episodes."""
+
+    @classmethod
+    def read(cls, root: Path) -> "Recorded":
+        """Errors: ConfigError when config.yaml is not what the run began with; StoreError when nothing has run."""
+        paths = RunPaths(root)
+        config = load(paths.config).config
+        recorded, began_with = cls(paths, config, {}, {}, {}, {}), ""
+        for record in read_journal(root):
+            if isinstance(record, journal.Started):
+                began_with = began_with or record.config_json
+            recorded._add(record)
+        if not recorded.digests:
+            raise StoreError(f"{root} has no journal: it is not the folder of a run that has begun")
+        refuse_another(began_with, config, paths.config)
+        return recorded
+
+    @classmethod
+    def frozen(cls, paths: RunPaths, config: Config) -> "Recorded":
+        """A model that never updates; whoever starts its engine fills in the digest of version 0."""
+        return cls(paths, config, {}, {}, {}, {})
+
+    def version(self, wanted: int | None) -> int:
+        """`wanted`, or the newest version. Errors: ConfigError when the run has no such version."""
+        newest = max(self.digests)
+        version = newest if wanted is None else wanted
+        if version not in self.digests:
+            raise ConfigError(f"version {version} does not exist: {self.paths.root} has versions 0 to {newest}")
+        return version
+
+    def _add(self, record: journal.AnyRecord) -> None:
+        match record:
+            case journal.Started(base_digest=digest):
+                self.digests[0] = digest
+            case journal.Committed(commit=commit):
+                self.commits[commit.version] = commit
+            case journal.Digested(version=version, digest=digest):
+                self.digests[version] = digest
+            case journal.Planned(assignments=assignments):
+                self.members.update({a.eval_id: a for a in assignments if a.member is not None})
+            case journal.Reported(result=result) if result.error is None and result.eval_id in self.members:
+                self.results[result.eval_id] = replace(result, episodes=())
+            case journal.Voided(eval_id=eval_id):
+                self.members.pop(eval_id, None)
+                self.results.pop(eval_id, None)
+            case _:
+                pass
+
+
+class Solo:
+    """The engine of one recorded run; see `start`."""
+
+    def __init__(self, recorded: Recorded, engine: Engine, keep: Keep | None) -> None:
+        config = recorded.config
+        self._recorded, self.engine = recorded, engine
+        self._player = Player(config, engine, lambda kind: envs.make_for(config, kind), keep)
+        self._catch_up = CatchUp(engine, recorded.paths, known=recorded.commits, obtain=self._commits)
+        self._seconds_update = self._seconds_perturb = 0.0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def start(cls, recorded: Recorded, keep: Keep | None = None) -> AsyncIterator["Solo"]:
+        """The run's own engine, closed at the end; `keep` gets sampled episodes. Errors: ModelError, EngineError."""
+        config = recorded.config
+        threads = config.engine.threads or len(os.sched_getaffinity(0))
+        engine = await start_engine(config.model, config.engine, threads=threads, optimiser=config.es.optimiser.kind)
+        try:
+            yield cls(recorded, engine, keep)
+        finally:
+            await engine.close()
+
+    async def become(self, version: int, member: Member | None) -> None:
+        """Perturb theta_version by a member; None: the centre. Errors: DigestMismatch, EngineError."""
+        began = time.monotonic()
+        await self._go_to(version)
+        moved = time.monotonic()
+        await self.engine.perturb(member)
+        self._seconds_update, self._seconds_perturb = moved - began, time.monotonic() - moved
+
+    async def play(self, assignment: Assignment) -> Result:
+        """Play an assignment's tasks as what `become` made of the engine. Errors: EnvError, EngineError."""
+        began = time.monotonic()
+        episodes = await self._player.play(assignment)
+        return Result(
+            eval_id=assignment.eval_id,
+            fitness=fitness_of(episodes),
+            episodes=episodes,
+            digest=self.engine.digest,
+            seconds_update=self._seconds_update,
+            seconds_perturb=self._seconds_perturb,
+            seconds_rollout=time.monotonic() - began,
+        )
+
+    async def _go_to(self, version: int) -> None:
+        await self._catch_up.go_to(version)
+        engine, recorded = self.engine, self._recorded
+        if engine.digest != recorded.digests[version]:
+            raise DigestMismatch(
+                f"theta_{version} was rebuilt with digest {engine.digest:016x}, the journal has "
+                f"{recorded.digests[version]:016x}: `hpc-es verify {recorded.paths.root}` shows where the bits part"
+            )
+
+    async def _commits(self, versions: range) -> list[Commit]:
+        return [self._recorded.commits[version] for version in versions]

@@ -1,0 +1,425 @@
+"""Rebuild theta from the base model and the journal, and check everything that the run claims about itself.
+
+Invariant: nothing is believed that can be computed again. Digests come from a theta rebuilt here, fitness from the
+recorded episodes, utilities and coefficients from the fitness, members from the run seed. What does not fit becomes a
+problem in the report.
+"""
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpc_es.config.load import from_record, load, refuse_another, refuse_evaluation_of_another
+from hpc_es.config.schema import Config
+from hpc_es.envs.manifest import read_tasks
+from hpc_es.errors import ConfigError, StoreError, VerifyError
+from hpc_es.head.ledger import Ledger
+from hpc_es.methods.es import planning
+from hpc_es.params import Arena, checkpoint
+from hpc_es.paths import RunPaths
+from hpc_es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Member, Result, UpdateMember
+from hpc_es.results import why_unbelievable
+from hpc_es.staleness import Composed, lag
+from hpc_es.store import records as journal
+from hpc_es.store.frames import END_MARK_BYTES
+from hpc_es.store.hdf5_tables import hdf5_end, why_damaged
+from hpc_es.store.journal import read_journal, warn_python
+from hpc_es.store.later import read_later
+
+COMMITS_PER_PASS = 32
+"""Versions applied in one pass over theta; every one of them gets its digest."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class VersionLine:
+    """Digests and checks of theta_version."""
+
+    version: int
+    digest: int
+    """Digest of theta as rebuilt here."""
+    recorded: int | None
+    """What the run recorded; None when it ended before that."""
+    update_norm: float
+    num_members: int
+    fitness: float | None
+    """Mean of the cohort whose update made this version; None for theta_0."""
+    null: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.recorded is None or self.digest == self.recorded
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    versions: list[VersionLine]
+    num_results: int
+    """Evaluations that were reported."""
+    num_counted: int
+    """Evaluations that an update consumed."""
+    problems: list[str]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+@dataclass
+class History:
+    """The journal, sorted by what it is about."""
+
+    config: Config
+    base_digest: int
+    config_json: str = ""
+    """What the run began with."""
+    run_ids: set[str] = field(default_factory=set)
+    """More than one where the run was renamed."""
+    planned: dict[EvalId, Assignment] = field(default_factory=dict)
+    results: dict[EvalId, Result] = field(default_factory=dict)
+    void: set[EvalId] = field(default_factory=set)
+    discarded: set[EvalId] = field(default_factory=set)
+    centres: dict[int, float] = field(default_factory=dict)
+    """Fitness of the unperturbed centre on the members' batch, by version; the last one, where one was voided."""
+    commits: list[Commit] = field(default_factory=list)
+    digests: dict[int, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def verify(run: Path, *, model: Path | None = None, say: Say = lambda text: None) -> VerifyReport:
+    """Check a run folder from its base model on. `model` names the base where it has moved.
+
+    Errors: StoreError or JournalDamaged when the journal cannot be read, ModelError when the base cannot.
+    """
+    written = RunPaths(run).written_checkpoints()  # before the journal: a run that goes on may write newer ones
+    history = _read(run)
+    arena = load_base(history, model)
+    report = check(history, arena, say=say)
+    report.problems.extend(_check_config(RunPaths(run), history))
+    report.problems.extend(_check_tasks(RunPaths(run)))
+    report.problems.extend(_check_tables(RunPaths(run), history))
+    report.problems.extend(_check_later_evals(RunPaths(run), history, report.versions))
+    if arena.base_digest == history.base_digest:
+        report.problems.extend(_check_checkpoints(history, arena, written))
+    return report
+
+
+def replay(run: Path, version: int | None = None, *, model: Path | None = None) -> Arena:
+    """theta_version (default: the last) from the nearest checkpoint, or the base, and the journal.
+
+    Errors: as verify; ConfigError when the run has no such version; VerifyError when theta has another digest than the
+    run had.
+    """
+    history = _read(run)
+    last = len(history.commits)
+    version = last if version is None else version
+    if not 0 <= version <= last:
+        raise ConfigError(f"{run} has no version {version}; it has 0 to {last}")
+    arena = load_base(history, model)
+    if arena.base_digest != history.base_digest:
+        raise VerifyError(_wrong_base(arena.base_digest, history.base_digest))
+    begin = checkpoint.restore(RunPaths(run), arena, version, history.digests)
+    digest = arena.apply(history.commits[begin:version]).digest
+    recorded = history.digests.get(version, digest)
+    if digest != recorded:
+        raise VerifyError(
+            f"theta_{version} has digest {digest:016x}, the run recorded {recorded:016x}; run hpc-es verify"
+        )
+    return arena
+
+
+def _read(run: Path) -> History:
+    """The history of a run folder. Errors: as verify; VerifyError with what is there when nothing was recorded."""
+    records = read_journal(run)
+    first = next(records, None)
+    if first is not None:
+        return collect(itertools.chain([first], records))
+    segments = [f"{path.name} ({path.stat().st_size} bytes)" for _, path in RunPaths(run).segments()]
+    what = f"no valid record in {', '.join(segments)}" if segments else "no journal"
+    raise VerifyError(f"{run} has {what}: nothing has run here, or its journal is lost")
+
+
+def load_base(history: History, model: Path | None = None) -> Arena:
+    """theta_0 of the run's base model."""
+    settings, optimiser = history.config.model, history.config.es.optimiser.kind
+    return Arena.from_pretrained(model or settings.path, settings.include, settings.exclude, optimiser=optimiser)
+
+
+def collect(records: Iterable[journal.AnyRecord]) -> History:
+    """Sort the records. Errors: VerifyError when there is no first record."""
+    history: History | None = None
+    ledger, contradiction = Ledger(), ""
+    for record in records:
+        if not contradiction:
+            try:
+                ledger.apply(record)
+            except StoreError as error:
+                contradiction = str(error)
+        if isinstance(record, journal.Started):
+            history = history or History(from_record(record.config_json), record.base_digest, record.config_json)
+            history.run_ids.add(record.run_id)
+            if record.base_digest != history.base_digest:
+                history.problems.append(f"generation {record.generation} began on another base model")
+        elif history is None:
+            raise VerifyError("the journal does not begin with the start of a head")
+        else:
+            _sort_in(history, record)
+    if history is None:
+        raise VerifyError("there are no records")
+    if contradiction:
+        history.problems.append(contradiction)
+    return history
+
+
+def check(history: History, arena: Arena, *, say: Say = lambda text: None) -> VerifyReport:
+    """Check a history against an arena that holds theta_0; the arena ends at the last version."""
+    problems = list(history.problems)
+    if arena.base_digest != history.base_digest:
+        problems.append(_wrong_base(arena.base_digest, history.base_digest))
+    counted: dict[EvalId, int] = {}
+    for expected, commit in enumerate(history.commits, start=1):
+        if commit.version != expected:
+            problems.append(f"update {expected} is missing: the journal continues with {commit.version}")
+            return VerifyReport([], len(history.results), len(counted), problems)
+        problems += _check_members(history, commit, counted)
+        problems += _check_lags(history, commit)
+        problems += _check_scalars(history, commit)
+    versions = _rebuild(history, arena, say)
+    problems += [
+        f"theta_{line.version}: digest {line.digest:016x}, the run recorded {line.recorded:016x}"
+        for line in versions
+        if not line.ok
+    ]
+    problems += _check_results(history, {line.version: line.digest for line in versions})
+    return VerifyReport(versions, len(history.results), len(counted), problems)
+
+
+def _sort_in(history: History, record: journal.AnyRecord) -> None:
+    match record:
+        case journal.Planned(assignments=assignments):
+            for assignment in assignments:
+                if assignment.eval_id in history.planned:
+                    history.problems.append(f"evaluation {assignment.eval_id} was planned twice")
+                history.planned[assignment.eval_id] = assignment
+        case journal.Reported(result=result):
+            if result.eval_id in history.results:
+                history.problems.append(f"evaluation {result.eval_id} was reported twice")
+            history.results[result.eval_id] = result
+            if result.eval_id.slot == CENTRE_SLOT and result.error is None:
+                history.centres[result.eval_id.version] = result.fitness
+        case journal.Voided(eval_id=eval_id):
+            history.void.add(eval_id)
+        case journal.Discarded(eval_id=eval_id):
+            history.discarded.add(eval_id)
+        case journal.Committed(commit=commit):
+            history.commits.append(commit)
+        case journal.Digested(version=version, digest=digest):
+            if history.digests.setdefault(version, digest) != digest:
+                history.problems.append(f"two digests were recorded for theta_{version}")
+        case _:
+            pass
+
+
+def _check_members(history: History, commit: Commit, counted: dict[EvalId, int]) -> list[str]:
+    """Each member is an evaluation that was planned, reported, not void, not counted before, and the same member."""
+    problems = []
+    order = [(member.eval_id.version, member.eval_id.slot) for member in commit.members]
+    if order != sorted(order):
+        problems.append(f"update {commit.version}: members are not sorted by (dispatch version, slot)")
+    for member in commit.members:
+        where = f"update {commit.version}, evaluation {member.eval_id}"
+        if member.eval_id in counted:
+            problems.append(f"{where}: already counted in update {counted[member.eval_id]}")
+        counted[member.eval_id] = commit.version
+        if member.eval_id in history.void:
+            problems.append(f"{where}: void")
+        if member.eval_id in history.discarded:
+            problems.append(f"{where}: discarded as stale")
+        result = history.results.get(member.eval_id)
+        if result is None or result.error is not None:
+            problems.append(f"{where}: no result was reported")
+        elif result.fitness != member.fitness:
+            problems.append(f"{where}: fitness {member.fitness}, but {result.fitness} was reported")
+        problems += [f"{where}: {text}" for text in _check_noise(history, commit, member)]
+    return problems
+
+
+def _check_noise(history: History, commit: Commit, member: UpdateMember) -> list[str]:
+    """The update replays the noise that was evaluated, and that noise follows from run seed and configuration."""
+    assignment = history.planned.get(member.eval_id)
+    if assignment is None or assignment.member is None:
+        return ["never planned as a member"]
+    planned, config = assignment.member, history.config
+    problems = []
+    replayed = (member.seed, member.sign, member.sigma, member.subspace, commit.num_subspaces, member.partition_seed)
+    measured = (planned.seed, planned.sign, planned.sigma, planned.subspace)
+    if replayed != (*measured, planned.num_subspaces, planned.partition_seed):
+        problems.append("its noise is not that which was evaluated")
+    derived = planning.member_of(config, member.eval_id, assignment.update)
+    if planned != derived:
+        problems.append("its noise does not follow from the run seed and the schedule of sigma")
+    return problems
+
+
+def _check_lags(history: History, commit: Commit) -> list[str]:
+    """The cohort is full, within the bound on lag, and of the composition that the schedule states."""
+    where, schedule = f"update {commit.version}", planning.schedule_of(history.config)
+    if len(commit.members) != schedule.population:
+        return [f"{where}: {len(commit.members)} members, es.population is {schedule.population}"]
+    lags = Counter(lag(member.eval_id.version, commit.version) for member in commit.members)
+    if isinstance(schedule, Composed):
+        stated = schedule.composition(commit.version)
+        return (
+            []
+            if lags == stated
+            else [f"{where}: members by lag {dict(sorted(lags.items()))}, the schedule states {stated}"]
+        )
+    return [
+        f"{where}: {count} members of lag {behind}, staleness.max_lag is {schedule.max_lag}"
+        for behind, count in sorted(lags.items())
+        if not 0 <= behind <= schedule.max_lag
+    ]
+
+
+def _check_scalars(history: History, commit: Commit) -> list[str]:
+    """alpha, utilities and coefficients, and whatever else an update consists of, from the recorded results."""
+    where, cohort = f"update {commit.version}", list[tuple[Member, Result]]()
+    for member in commit.members:
+        assignment, result = history.planned.get(member.eval_id), history.results.get(member.eval_id)
+        if assignment is None or assignment.member is None or result is None:
+            return []  # already said
+        cohort.append((assignment.member, result))
+    try:
+        expected = planning.make_commit(history.config, commit.version, cohort, history.centres)
+    except VerifyError as error:
+        return [f"{where}: {error}"]
+    problems = []
+    for got, computed in zip(commit.members, expected.members, strict=True):
+        for name in ("utility", "coefficient"):
+            if (value := getattr(got, name)) != (right := getattr(computed, name)):
+                problems.append(f"{where}, evaluation {got.eval_id}: {name} {value}, computed {right}")
+    for name in commit.__struct_fields__:
+        if name != "members" and (value := getattr(commit, name)) != (right := getattr(expected, name)):
+            problems.append(f"{where}: {name} is {value}, computed {right}")
+    return problems
+
+
+def _rebuild(history: History, arena: Arena, say: Say) -> list[VersionLine]:
+    versions = [VersionLine(0, arena.digest(), history.digests.get(0, history.base_digest), 0.0, 0, None)]
+    for begin in range(0, len(history.commits), COMMITS_PER_PASS):
+        commits = history.commits[begin : begin + COMMITS_PER_PASS]
+        report = arena.apply(commits)
+        for commit, digest, norm in zip(commits, report.digests, report.update_norms, strict=True):
+            count = len(commit.members)
+            fitness = sum(member.fitness for member in commit.members) / count if count else None
+            recorded = history.digests.get(commit.version)
+            versions.append(VersionLine(commit.version, digest, recorded, norm, count, fitness, commit.null))
+        say(f"rebuilt theta_{arena.version} of {len(history.commits)}")
+    return versions
+
+
+def _check_results(history: History, digests: dict[int, int]) -> list[str]:
+    """Every result that was not voided can have come of its assignment, and was measured around the theta that its
+    version names."""
+    problems = []
+    for eval_id, result in history.results.items():
+        if result.error is not None or eval_id in history.void:
+            continue
+        assignment = history.planned.get(eval_id)
+        if assignment is None:
+            problems.append(f"evaluation {eval_id} was reported, but never planned")
+        elif (why := why_unbelievable(assignment, result)) is not None:
+            problems.append(f"evaluation {eval_id}: its result does not fit together: {why}")
+        digest = digests.get(eval_id.version, result.digest)
+        if digest != result.digest:
+            problems.append(_wrong_digest(result, digest))
+    return problems
+
+
+def _check_checkpoints(history: History, arena: Arena, written: list[tuple[int, Path]]) -> list[str]:
+    """Every checkpoint is intact, and of a version that the journal has. The arena ends at any version."""
+    problems = []
+    for _, folder in written:
+        try:
+            checkpoint.refuse_another(folder, history.digests)
+            arena.reload(folder)
+        except StoreError as error:
+            if folder.exists():  # a run that goes on removes old ones
+                problems.append(str(error))
+    return problems
+
+
+def _check_config(paths: RunPaths, history: History) -> list[str]:
+    """The journal is that of this run folder: config.yaml, where there is one, computes the same."""
+    if not paths.config.exists():
+        return []
+    try:
+        refuse_another(history.config_json, load(paths.config).config, paths.config)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _check_tasks(paths: RunPaths) -> list[str]:
+    """What is written of the evaluation tasks, of the run and of later evaluations, is what was written."""
+    problems = []
+    for path in (paths.tasks, *(paths.later_eval_tasks(later.stem) for later in paths.later_evals())):
+        try:
+            read_tasks(path)
+        except StoreError as error:
+            problems.append(str(error))
+    return problems
+
+
+def _check_tables(paths: RunPaths, history: History) -> list[str]:
+    """run.h5, where there is one, holds what was written, and is of this run."""
+    if not os.path.lexists(paths.hdf5):
+        return []
+    remedy = f"remove it, and `hpc-es run {paths.root}` builds it from the journal"
+    if (damage := why_damaged(paths.hdf5)) is not None:
+        return [f"{damage}; {remedy}"]
+    end = hdf5_end(paths.hdf5)
+    if end is None:
+        warn_python(f"{paths.hdf5} was left in the middle of a write, so nothing in it was checked; {remedy}")
+    elif end.run_id not in history.run_ids:
+        return [f"{paths.hdf5} is of another run, {end.run_id!r}; {remedy}"]
+    return []
+
+
+def _check_later_evals(paths: RunPaths, history: History, versions: list[VersionLine]) -> list[str]:
+    """Every evaluation that was made afterwards is of this run, and saw the theta that its version names."""
+    digests = {line.version: line.digest for line in versions}
+    merged = end.later_evals if (end := hdf5_end(paths.hdf5)) else {}
+    problems = []
+    for path in paths.later_evals():
+        if path.stat().st_size < merged.get(path.stem, 0) - END_MARK_BYTES:
+            problems.append(f"{path} had {merged[path.stem]} bytes when {paths.hdf5} was written: its end is lost")
+        try:
+            for record in read_later(path):
+                if isinstance(record, journal.Started):
+                    if record.base_digest != history.base_digest:
+                        problems.append(f"{path}: {_wrong_base(record.base_digest, history.base_digest)}")
+                    refuse_evaluation_of_another(history.config_json, record.config_json)
+                if isinstance(record, journal.Reported) and record.result.error is None:
+                    result = record.result
+                    expected = digests.get(result.eval_id.version)
+                    if expected is None:
+                        problems.append(f"{path}: the run has no version {result.eval_id.version}")
+                    elif expected != result.digest:
+                        problems.append(f"{path}: {_wrong_digest(result, expected)}")
+        except (ConfigError, StoreError) as error:
+            problems.append(f"{path}: {error}")
+    return problems
+
+
+def _wrong_digest(result: Result, digest: int) -> str:
+    version = result.eval_id.version
+    return f"evaluation {result.eval_id} saw digest {result.digest:016x}, theta_{version} has {digest:016x}"
+
+
+def _wrong_base(found: int, recorded: int) -> str:
+    return f"the base model has digest {found:016x}, the run began on {recorded:016x}; use the model it began with"
