@@ -99,6 +99,22 @@ class Name:
 
 
 @dataclass(frozen=True)
+class Verbatim:
+    """A text that is kept as it is, of at most `most` characters."""
+
+    most: int
+
+    def __str__(self) -> str:
+        return f"a text of at most {self.most} characters"
+
+    def admits(self, value: str) -> bool:
+        return len(value) <= self.most
+
+    def strict(self, plain: Any) -> Any:
+        return Annotated[plain, Meta(max_length=self.most)]
+
+
+@dataclass(frozen=True)
 class Facts:
     """A small table of names with free texts."""
 

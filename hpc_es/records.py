@@ -1,4 +1,4 @@
-"""The plain data of evolution strategies: what is dispatched, what comes back, what an update is.
+"""The plain data of a run: what is dispatched, what comes back, what an update is.
 
 These structs travel on the wire and stand in the journal, so they hold no behaviour. Encoded by msgspec as
 msgpack; fields are only ever added at the end, with a default. Words as in the design's table. None of them can be part
@@ -6,12 +6,17 @@ of a reference cycle, so the garbage collector need not look at them (gc=False).
 in the types (see hpc_es.bounds), and is what the columns of run.h5 can hold.
 """
 
-from typing import Annotated, Literal
+import hashlib
+import math
+from typing import Annotated, Literal, get_args
 
 from msgspec import Struct
 
-from hpc_es.bounds import Between, OneOf, Text
+from hpc_es.bounds import Between, OneOf, Text, Verbatim
+from hpc_es.errors import VerifyError
 
+MAX_PROPOSAL = 100_000
+"""Most characters of a proposed context."""
 MAX_REWARD = 1e100
 """The largest reward, either way: the squares of a cohort's fitness must stay finite."""
 
@@ -22,27 +27,43 @@ Seconds = Annotated[float, Between(0.0, 1e9)]
 """Any duration that a worker measured; the head checks a tighter bound, since it knows the age of the run."""
 Reward = Annotated[float, Between(-MAX_REWARD, MAX_REWARD)]
 
-Kind = Literal["train", "eval", "centre"]
-"""A member for an update; the unperturbed centre on the evaluation tasks, or on the batch that the members play."""
-
-CENTRE_SLOT = -(2**31)
-"""Slot of the unperturbed centre on the training batch of its version."""
+Purpose = Literal["train", "centre", "eval", "propose"]
+"""Why an evaluation is made: "train", a candidate for an update; "centre", the unperturbed policy on the batch that the
+candidates of its version play; "eval", the unperturbed policy on the evaluation tasks; "propose", a new context."""
 
 
 class EvalId(Struct, frozen=True, gc=False, array_like=True, order=True):
-    """Names one evaluation for good: the version at dispatch, the slot in the plan, the replacement count.
+    """Names one evaluation for good: version at dispatch, slot in the plan of its purpose, replacement count, purpose.
 
-    Slots from 0 are members; evaluation batches of the unperturbed centre are -1, -2, ..., CENTRE_SLOT is the
-    centre on the members' own batch.
+    Slots count from 0 for every purpose: members of a version, or batches of evaluation tasks.
     """
 
     version: Version
-    slot: Annotated[int, Between(CENTRE_SLOT, 2**31 - 1)]
+    slot: Count
     replacement: Count = 0
+    purpose: Annotated[str, OneOf(get_args(Purpose))] = "train"
 
     def __str__(self) -> str:
-        slot = "centre" if self.slot == CENTRE_SLOT else self.slot
+        slot = str(self.slot) if self.purpose == "train" else f"{self.purpose}{self.slot}"
         return f"{self.version}.{slot}" + (f"r{self.replacement}" if self.replacement else "")
+
+    @property
+    def next_replacement(self) -> "EvalId":
+        """The id of the evaluation that replaces this one if it is void."""
+        return EvalId(self.version, self.slot, self.replacement + 1, self.purpose)
+
+
+_FIRST_CENTRE_SLOT = -(2**31)
+
+
+def from_first_release(eval_id: EvalId) -> EvalId:
+    """The id that a record of the first release names: there, slots below 0 told the purpose."""
+    version, slot, replacement = eval_id.version, eval_id.slot, eval_id.replacement
+    if slot >= 0:
+        return eval_id
+    if slot == _FIRST_CENTRE_SLOT:
+        return EvalId(version, 0, replacement, "centre")
+    return EvalId(version, -1 - slot, replacement, "eval")
 
 
 class Member(Struct, frozen=True, gc=False):
@@ -60,22 +81,59 @@ class Member(Struct, frozen=True, gc=False):
     """64-bit seed of the partition into subspaces; unused when num_subspaces is 1."""
 
 
+class Candidate(Struct, frozen=True, gc=False):
+    """What an evaluation scores: theta_version, a perturbation of it or none, and a context or none."""
+
+    version: Version
+    member: Member | None = None
+    """None: the unperturbed theta_version."""
+    context: str = ""
+    """Id of the context that the policy sees beside its task (see Context); empty: none."""
+
+
+class Context(Struct, frozen=True, gc=False):
+    """A text that the policy sees: a system prompt, a skill, a parent heuristic with its instruction."""
+
+    id: str
+    """Hash of the text (see context_id)."""
+    text: str
+    parents: tuple[str, ...] = ()
+    """Ids of the contexts that it was made from."""
+    operator: str = ""
+    """How it was made from them; empty for one that the run began with."""
+    proposed_by: EvalId | None = None
+    score: float = math.nan
+    """Fitness of the evaluation that proposed it."""
+
+
+def context_id(text: str) -> str:
+    """Id of a context: the first 128 bits of the BLAKE2b hash of its text, in hexadecimal."""
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
 class Assignment(Struct, frozen=True, gc=False):
-    """One evaluation to be made: a member (None: the unperturbed centre) on one task batch."""
+    """One evaluation to be made: a candidate on one batch of tasks."""
 
     eval_id: EvalId
     update: int
-    """The update that this evaluation is meant for; 0 for evaluations of the centre."""
-    kind: Kind
-    member: Member | None
+    """The update that this evaluation is meant for; 0 for evaluations of the unperturbed policy."""
+    candidate: Candidate
     tasks: tuple[int, ...]
     """Task indices within the training or evaluation environment."""
     sampling_seed: int
-    """Seeds of the episodes derive from this and the task's position; equal for all members of a version."""
+    """Seeds of the episodes derive from this and the task's position."""
 
     @property
     def version(self) -> int:
         return self.eval_id.version
+
+    @property
+    def purpose(self) -> Purpose:
+        return self.eval_id.purpose  # type: ignore[return-value]
+
+    @property
+    def member(self) -> Member | None:
+        return self.candidate.member
 
 
 class Episode(Struct, frozen=True, gc=False):
@@ -109,17 +167,24 @@ class Result(Struct, frozen=True, gc=False):
     seconds_perturb: Seconds
     seconds_rollout: Seconds
     error: Annotated[str, Text()] | None = None
+    text: Annotated[str, Verbatim(MAX_PROPOSAL)] = ""
+    """The context that an evaluation with purpose "propose" wrote."""
 
 
-class UpdateMember(Struct, frozen=True, gc=False, array_like=True):
-    """One accepted evaluation inside a commit."""
+class Consumed(Struct, frozen=True, gc=False, array_like=True):
+    """One evaluation that a commit consumes."""
 
     eval_id: EvalId
+    fitness: float
+
+
+class Term(Struct, frozen=True, gc=False, array_like=True):
+    """One term of an update by seeds: the perturbation of one consumed evaluation and its coefficient."""
+
     seed: int
     sign: int
     sigma: float
     subspace: int
-    fitness: float
     utility: float
     coefficient: float
     """The fp32 c_i that multiplies the table value T_i; exact in float64."""
@@ -142,18 +207,59 @@ class OptimiserStep(Struct, frozen=True, gc=False, array_like=True):
     epsilon: float = 0.0
 
 
-class Commit(Struct, frozen=True, gc=False):
-    """Update `version` turns theta_{version-1} into theta_version. These records are the model.
+class Seeds(Struct, frozen=True, gc=False, tag="seeds"):
+    """Body of a commit: theta_version follows from theta_{version-1}, and from these numbers alone."""
 
-    Members are sorted by (dispatch version, slot). A null commit leaves theta and the optimiser's state untouched.
+    alpha: float
+    terms: tuple[Term, ...]
+    """One per consumed evaluation, in the same order."""
+    num_subspaces: int = 1
+    partition_seed: int = 0
+    """Seed of the partition for this update; stale members may carry that of another (see Term)."""
+    step: OptimiserStep | None = None
+    """With an optimiser, alpha is in here, and not in the coefficients."""
+
+
+class Weights(Struct, frozen=True, gc=False, tag="weights"):
+    """Body of a commit: theta_version is what a trainer wrote, in the checkpoint of that version."""
+
+    digest: int
+    """Digest of theta_version."""
+    update_norm: float
+    """Euclidean norm of theta_version - theta_{version-1}."""
+    metrics: dict[str, float] = {}
+    """What the trainer measured: loss, KL divergence, gradient norm, ... by name."""
+
+
+class PoolChange(Struct, frozen=True, gc=False):
+    """How a commit changes the pool of contexts."""
+
+    added: tuple[str, ...] = ()
+    """Ids of contexts."""
+    removed: tuple[str, ...] = ()
+
+
+class Commit(Struct, frozen=True, gc=False):
+    """Update `version` turns theta_{version-1} into theta_version.
+
+    The header names what was consumed, sorted by (dispatch version, slot); the body says how theta changes. A null
+    commit leaves theta and the optimiser's state untouched.
     """
 
     version: int
-    alpha: float
-    members: tuple[UpdateMember, ...]
+    consumed: tuple[Consumed, ...]
+    body: Seeds | Weights
     null: bool = False
-    num_subspaces: int = 1
-    partition_seed: int = 0
-    """Seed of the partition for this update; stale members may carry that of another (see UpdateMember)."""
-    step: OptimiserStep | None = None
-    """With an optimiser, alpha is in here, and not in the coefficients."""
+    pool: PoolChange | None = None
+
+    @property
+    def lags(self) -> tuple[int, ...]:
+        """Lag of every consumed evaluation: versions between its dispatch and theta_{version-1}."""
+        return tuple([self.version - 1 - each.eval_id.version for each in self.consumed])
+
+    @property
+    def seeds(self) -> Seeds:
+        """The body of an update by seeds. Errors: VerifyError when the body is weights."""
+        if isinstance(self.body, Seeds):
+            return self.body
+        raise VerifyError(f"update {self.version} is weights of a trainer: it cannot be computed from seeds")

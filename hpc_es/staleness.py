@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from hpc_es.config import es as settings
+from hpc_es.config.schema import Config
+
 
 class Verdict(Enum):
     accept = "accept"
@@ -208,6 +211,22 @@ class Natural:
             if due > self.population * max(last_chance - update, 0):
                 return False
         return True
+
+
+def schedule_of(config: Config, population: int) -> Schedule:
+    """The schedule that a run's configuration asks for; `population`: evaluations that one update consumes."""
+    num_updates = config.run.num_updates
+    match config.staleness:
+        case settings.Natural(max_lag=max_lag, overdue=overdue):
+            return Natural(population, num_updates, max_lag, hold=overdue == "hold")
+        case settings.Controlled(lag=lag, share=share):
+            return Controlled(population, num_updates, lag, share)
+        case settings.Tail(counts=counts):
+            return Tail(population, num_updates, counts)
+        case settings.Staircase(steps=steps, isolated=isolated):
+            return Staircase(population, num_updates, steps, isolated)
+        case settings.Sync():
+            return Sync(population, num_updates)
 
 
 def lag(version: int, update: int) -> int:

@@ -33,8 +33,8 @@ import chaos_local
 from chaos_checks import complaints
 from chaos_local import Fault, Run
 
+from hpc_es import methods
 from hpc_es.config import load
-from hpc_es.methods.es.planning import schedule_of
 from hpc_es.records import EvalId, Result
 
 SITE = Path(__file__).resolve().parent.parent / "configs" / "sites" / "test-cluster.yaml"
@@ -69,7 +69,7 @@ class Play:
     def run(self) -> bool:
         """True when all is as it should be."""
         disturbed, undisturbed, left = self._make("disturbed", self.run_class), None, list[int]()
-        if not schedule_of(disturbed.config).on_demand:
+        if not methods.make(disturbed.config).schedule().on_demand:
             undisturbed = self._make("undisturbed", Run)
             undisturbed.wait(undisturbed.finished)
             left += undisturbed.end()

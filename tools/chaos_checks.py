@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from chaos_local import Run
 
-from hpc_es.methods.es.planning import schedule_of
+from hpc_es import methods
 from hpc_es.recorded.verify import verify
 from hpc_es.records import EvalId, Result
 from hpc_es.staleness import Natural, Schedule, lag
@@ -64,11 +64,11 @@ def fates(records: Iterable[journal.AnyRecord], schedule: Schedule) -> tuple[Fat
                 if eval_id not in good:
                     found.given_up += 1
                     continue
-                found.voided += eval_id.slot >= 0
+                found.voided += eval_id.purpose == "train"
                 if "digest" not in reason:
                     problems.append(f"the result of {eval_id} was voided, although its bits were right: {reason}")
     problems += [f"evaluation {eval_id}: {' and '.join(end)}" for eval_id, end in ends.items() if len(end) > 1]
-    left_over = [eval_id for eval_id in good if eval_id.slot >= 0 and eval_id not in ends]
+    left_over = [eval_id for eval_id in good if eval_id.purpose == "train" and eval_id not in ends]
     found.waiting = len(left_over)
     if not schedule.on_demand:
         problems += [f"the result of {eval_id} was never counted" for eval_id in left_over]
@@ -89,7 +89,7 @@ def complaints(
     problems = [f"processes are left: {left}"] if left else []
     problems += _different_bits(undisturbed, disturbed) if undisturbed else []
     records = disturbed.records()
-    found, wrong = fates(records, schedule_of(disturbed.config))
+    found, wrong = fates(records, methods.make(disturbed.config).schedule())
     problems += wrong
     versions = [record.commit.version for record in records if isinstance(record, journal.Committed)]
     if versions != list(range(1, disturbed.config.run.num_updates + 1)):

@@ -312,6 +312,8 @@ class Config(Model):
     run: RunConfig
     model: ModelConfig
     task: TaskConfig
+    method: str = "es"
+    """How candidates are made and what a cohort becomes: es, or package.module:Class for a method of your own."""
     es: EsConfig = EsConfig()
     sampling: SamplingConfig = SamplingConfig()
     eval: EvalConfig = EvalConfig()

@@ -15,7 +15,7 @@ from hpc_es.config.schema import Config
 from hpc_es.envs.base import Env
 from hpc_es.errors import ConfigError, EnvError
 from hpc_es.quoting import quote_error
-from hpc_es.records import Kind
+from hpc_es.records import Purpose
 
 _BUILT_IN = {
     "conciseness": "hpc_es.envs.conciseness:Conciseness",
@@ -78,7 +78,7 @@ def make(name: str, **options: Any) -> Env:
         raise EnvError(f"environment {name} cannot be made: {quote_error(error)}") from error
 
 
-def make_for(config: Config, kind: Kind) -> Env:
+def make_for(config: Config, kind: Purpose) -> Env:
     """The environment that a run trains on, or is evaluated on. Errors: as `make`.
 
     An environment that knows splits gets the right one by itself, so that nobody evaluates on training tasks by

@@ -25,7 +25,7 @@ from hpc_es.config.schema import Config
 from hpc_es.envs.base import Env, TaskFacts
 from hpc_es.errors import EnvError, HpcEsError
 from hpc_es.quoting import quote_error, quote_value
-from hpc_es.records import Kind
+from hpc_es.records import Purpose
 
 Value = TypeVar("Value")
 
@@ -56,7 +56,7 @@ class _Answer(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-def inspect(config: Config, kind: Kind, num_facts: int = 0) -> Inspection:
+def inspect(config: Config, kind: Purpose, num_facts: int = 0) -> Inspection:
     """Create the environment of a configuration, ask it, and close it.
 
     Errors: ConfigError for an option or a name that does not exist; EnvError for any fault of the environment, also
@@ -67,7 +67,7 @@ def inspect(config: Config, kind: Kind, num_facts: int = 0) -> Inspection:
     return _inspect_elsewhere(config, kind, num_facts)
 
 
-def _inspect(config: Config, kind: Kind, num_facts: int) -> Inspection:
+def _inspect(config: Config, kind: Purpose, num_facts: int) -> Inspection:
     def ask(what: str, call: Callable[[], Value]) -> Value:
         return _within(config.task.step_timeout, "task.step_timeout=", f"{config.task.env}: {what}", call)
 
@@ -149,7 +149,7 @@ def checked_facts(facts: object, task: int) -> TaskFacts:
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from hpc_es.envs.inspection import answer; answer(*sys.argv[1:])"
 
 
-def _inspect_elsewhere(config: Config, kind: Kind, num_facts: int) -> Inspection:
+def _inspect_elsewhere(config: Config, kind: Purpose, num_facts: int) -> Inspection:
     limit_s = config.task.step_timeout
     with tempfile.TemporaryDirectory(prefix="hpc-es-env-") as name:
         folder = Path(name)
@@ -185,7 +185,7 @@ def _died(config: Config, calls: Calls, code: int | None) -> str:
     return f"{config.task.env}: the process that asked for its tasks {how}{during(calls.running())}"
 
 
-def answer(folder: str, kind: Kind, num_facts: str) -> None:
+def answer(folder: str, kind: Purpose, num_facts: str) -> None:
     """Entry point of the separate process. It answers in a file, since the environment may close or use its pipes."""
     path = Path(folder)
     CALLS.share(path / "calls")

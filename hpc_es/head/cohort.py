@@ -4,25 +4,24 @@ Invariant: asks, and changes nothing. Whatever it answers follows from the confi
 restarts decides alike.
 """
 
-from collections import Counter
-
-from hpc_es.config.schema import Config
 from hpc_es.head.ledger import Entry, Ledger
-from hpc_es.methods.es.planning import Tasks, assign_member, make_commit, plan, schedule_of
-from hpc_es.records import Assignment, Commit, Kind, Member, Result
+from hpc_es.methods.base import Method
+from hpc_es.records import Assignment, Commit, Purpose, Result
 from hpc_es.staleness import Verdict
 
 
 class Cohort:
     """The cohort that turns theta_version into the next theta."""
 
-    def __init__(self, config: Config, ledger: Ledger, tasks: Tasks) -> None:
-        self.config = config
+    def __init__(self, method: Method, ledger: Ledger) -> None:
+        self.method = method
         self.ledger = ledger
-        self.tasks = tasks
-        self.schedule = schedule_of(config)
+        self.schedule = method.schedule()
         self.on_demand = self.schedule.on_demand
-        self._planned_kinds: tuple[Kind, ...] = ("centre", "eval") if self.on_demand else ("centre", "train", "eval")
+        self._planned: tuple[Purpose, ...] = ("centre", "propose", "eval")
+        """Purposes of what is planned at a version, rather than when a worker is free."""
+        if not self.on_demand:
+            self._planned = ("centre", "train", "propose", "eval")
 
     @property
     def update(self) -> int:
@@ -32,15 +31,15 @@ class Cohort:
 
     def plan(self) -> tuple[Assignment, ...]:
         """What is dispatched at this version, whoever is free."""
-        return plan(self.config, self.schedule, self.tasks, self.ledger.version)
+        return self.method.plan(self.schedule, self.ledger.version, self.ledger.pool)
 
     def next_planned(self, num_workers: int) -> Entry | None:
         """What was planned and is to be handed out next: members first; but where they take several rounds, the last
         round comes after the evaluations of the policy, so that a full cohort need not wait for those to begin."""
-        kinds = self._planned_kinds
+        purposes = self._planned
         if not self.on_demand and self.ledger.num_queued(("train",)) <= num_workers < self.schedule.population:
-            kinds = ("centre", "eval", "train")
-        return self.ledger.next_queued(kinds)
+            purposes = ("centre", "propose", "eval", "train")
+        return self.ledger.next_queued(purposes)
 
     def next_member(self) -> Assignment | None:
         """The member to be dispatched on demand. None while a full cohort waits for something else than results: it
@@ -48,7 +47,7 @@ class Cohort:
         if not self.on_demand or self.room() == 0 or self.is_full():
             return None
         ledger = self.ledger
-        return assign_member(self.config, self.tasks, ledger.version, ledger.num_slots, self.update)
+        return self.method.assign(ledger.version, ledger.num_slots, self.update)
 
     def room(self) -> int:
         """How many more members may be dispatched on demand."""
@@ -71,17 +70,15 @@ class Cohort:
         ledger = self.ledger
         if ledger.version not in ledger.digests or ledger.planned < ledger.version:
             return True
-        if ledger.num_queued(self._planned_kinds):
+        if ledger.num_queued(self._planned):
             return True
-        return self.config.es.baseline == "centre" and any(
+        return self.method.needs_centre and any(
             entry.assignment.version not in ledger.centres for entry in self._oldest()
         )
 
     def commit(self) -> Commit:
         """The update that the full cohort makes: the N oldest results."""
-        return make_commit(
-            self.config, self.update, [_measured(entry) for entry in self._oldest()], self.ledger.centres
-        )
+        return self.method.commit(self.update, [_measured(entry) for entry in self._oldest()], self.ledger.centres)
 
     def stale(self) -> list[Entry]:
         """Results that have waited too long, or came too late. Only what is dispatched on demand can be."""
@@ -100,22 +97,6 @@ class Cohort:
         )
 
 
-def why_null(commit: Commit) -> str:
-    """What made an update leave theta alone, and what would help."""
-    if commit.alpha == 0:
-        return "es.alpha is 0 here"
-    if not any(member.sigma for member in commit.members):
-        return "es.sigma is 0 here, so that all members are the same"
-    return "the fitness of the cohort has no spread: raise es.sigma or es.tasks_per_member"
-
-
-def num_orphans(commit: Commit) -> int:
-    """Members of mirrored pairs whose other half is in another update, or nowhere."""
-    halves = Counter((member.eval_id.version, member.seed) for member in commit.members)
-    return sum(count == 1 for count in halves.values())
-
-
-def _measured(entry: Entry) -> tuple[Member, Result]:
-    assert entry.assignment.member is not None
+def _measured(entry: Entry) -> tuple[Assignment, Result]:
     assert entry.result is not None
-    return entry.assignment.member, entry.result
+    return entry.assignment, entry.result

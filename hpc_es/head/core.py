@@ -23,7 +23,7 @@ from hpc_es.head.checks import (
     why_no_result,
     why_refused,
 )
-from hpc_es.head.cohort import Cohort, num_orphans, why_null
+from hpc_es.head.cohort import Cohort
 from hpc_es.head.crew import Crew, Worker
 from hpc_es.head.events import (
     CheckpointSaved,
@@ -41,8 +41,7 @@ from hpc_es.head.events import (
 from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Entry, Ledger
 from hpc_es.head.plane import Plane
-from hpc_es.methods.es import subspaces
-from hpc_es.methods.es.planning import Tasks, replacement
+from hpc_es.methods.base import Method
 from hpc_es.quoting import MAX_MESSAGE, quote
 from hpc_es.records import Commit, EvalId, Result
 from hpc_es.store import records as journal
@@ -62,12 +61,13 @@ DRAINED = "drained on request"
 class Core:
     """One run's decisions. `now` is in seconds and never runs backwards."""
 
-    def __init__(self, config: Config, ledger: Ledger, tasks: Tasks, *, config_digest: str, offer: Offer = NOTHING):
+    def __init__(self, config: Config, ledger: Ledger, method: Method, *, config_digest: str, offer: Offer = NOTHING):
         """`offer`: what the head itself brings to the collective plane."""
         self.config = config
         self.ledger = ledger
         self.config_digest = config_digest
-        self.cohort = Cohort(config, ledger, tasks)
+        self.method = method
+        self.cohort = Cohort(method, ledger)
         self.crew = Crew()
         self.plane = Plane(config.transport, self.crew, offer, self.note)
         self.stopping: str | None = None
@@ -90,7 +90,7 @@ class Core:
     def start(self, now: float) -> list[Instruction]:
         """Begin, after the ledger has been restored and the arena is at its version."""
         self._now = self._began = now
-        advice = subspaces.advice(self.config.es.population, self.config.es.subspaces)
+        advice = self.method.advice()
         if advice and self.ledger.planned < 0:
             self.note("warning", advice)
         self.plane.start()
@@ -264,7 +264,7 @@ class Core:
         commits, num_members = list[Commit](), 0
         for version in range(max(first, 1), min(last, self.ledger.version) + 1):
             commit = self.ledger.commits[version]
-            num_members += len(commit.members)
+            num_members += len(commit.consumed)
             if commits and num_members > limits.MEMBERS_PER_ANSWER:
                 break
             commits.append(commit)
@@ -358,14 +358,14 @@ class Core:
         self._void(entry, reason)
         self._tell(entry.worker or "", "warning", f"evaluation {entry.assignment.eval_id} is void", reason)
         if not self._made_on_demand(entry):
-            again = replacement(self.config, entry.assignment)
+            again = self.method.replacement(entry.assignment)
             self._append(journal.Planned(self._now, again.version, (again,)))
 
     def _void(self, entry: Entry, reason: str) -> None:
         self._append(journal.Voided(self._now, entry.assignment.eval_id, reason))
 
     def _made_on_demand(self, entry: Entry) -> bool:
-        return self.cohort.on_demand and entry.assignment.kind == "train"
+        return self.cohort.on_demand and entry.assignment.purpose == "train"
 
     # --- leases ----------------------------------------------------------------------------------------------
 
@@ -464,12 +464,13 @@ class Core:
         self._append(journal.Committed(self._now, commit))
         self._out.append(Update(commit))
         if commit.null:
-            self.note("info", f"update {commit.version} is null", why_null(commit))
+            self.note("info", f"update {commit.version} is null", self.method.why_null(commit))
             if self.ledger.nulls_in_a_row % NULLS_TO_WARN == 0:
-                self.note("warning", f"{self.ledger.nulls_in_a_row} null updates in a row", why_null(commit))
-        if self.config.es.mirrored and (orphans := num_orphans(commit)):
-            what = f"update {commit.version} has {orphans} members of mirrored pairs without their other half"
-            self.note("info", what, "each stays valid on its own")
+                self.note(
+                    "warning", f"{self.ledger.nulls_in_a_row} null updates in a row", self.method.why_null(commit)
+                )
+        if (remark := self.method.remark(commit)) is not None:
+            self.note("info", *remark)
         self._out += self.plane.announce(commit)
         if commit.version < self.config.run.num_updates:
             self._out += self.plane.change_epoch()

@@ -10,10 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from hpc_es.errors import StoreError
-from hpc_es.records import Assignment, Commit, EvalId, Kind, Result
+from hpc_es.records import Assignment, Commit, Context, EvalId, Purpose, Result
 from hpc_es.results import why_unbelievable
 from hpc_es.store import records as journal
 
@@ -74,33 +74,35 @@ class Ledger:
     """How many of these wait for the next update, or were planned for an earlier one."""
     groups: dict[tuple[int, int], set[EvalId]] = field(default_factory=dict)
     """The same members by (the update that they were planned for, dispatch version)."""
-    _queued: Counter[Kind] = field(default_factory=Counter)
-    _queues: dict[Kind, list[EvalId]] = field(
-        default_factory=lambda: {"centre": [], "train": [], "eval": []}, compare=False
+    pool: dict[str, Context] = field(default_factory=dict)
+    """Contexts in use, by id."""
+    _queued: Counter[Purpose] = field(default_factory=Counter)
+    _queues: dict[Purpose, list[tuple[tuple[int, int, int], EvalId]]] = field(
+        default_factory=lambda: {purpose: [] for purpose in get_args(Purpose)}, compare=False
     )
-    """Heaps; entries that are no longer queued are skipped when they come up."""
+    """Heaps of (place in line, evaluation); entries that are no longer queued are skipped when they come up."""
     _centre_ids: dict[int, set[EvalId]] = field(default_factory=dict)
     """Unfinished evaluations of the centre, by version, on evaluation tasks and on the members' batch."""
 
     # --- questions -----------------------------------------------------------------------------------------
 
-    def next_queued(self, kinds: Iterable[Kind]) -> Entry | None:
-        """The evaluation to dispatch next: by kind, in this order; oldest version first, then by slot."""
-        for kind in kinds:
-            queue = self._queues[kind]
+    def next_queued(self, purposes: Iterable[Purpose]) -> Entry | None:
+        """The evaluation to dispatch next: by purpose, in this order; oldest version first, then by slot."""
+        for purpose in purposes:
+            queue = self._queues[purpose]
             while queue:
-                entry = self.entries[queue[0]]
+                entry = self.entries[queue[0][1]]
                 if entry.state == "queued":
                     return entry
                 heapq.heappop(queue)
         return None
 
-    def num_queued(self, kinds: Iterable[Kind]) -> int:
-        return sum(self._queued[kind] for kind in kinds)
+    def num_queued(self, purposes: Iterable[Purpose]) -> int:
+        return sum(self._queued[purpose] for purpose in purposes)
 
     def queued_members(self) -> list[Entry]:
         """Members that no worker holds."""
-        ids = sorted(set(self._queues["train"])) if self._queued["train"] else []
+        ids = sorted({eval_id for _, eval_id in self._queues["train"]}) if self._queued["train"] else []
         return [entry for eval_id in ids if (entry := self.entries[eval_id]).state == "queued"]
 
     def due(self) -> Counter[int]:
@@ -191,14 +193,14 @@ class Ledger:
         self.entries[assignment.eval_id] = entry
         self._count(entry, +1)
         self._enqueue(entry)
-        if assignment.kind != "train":
+        if assignment.purpose != "train":
             self._centre_ids.setdefault(assignment.version, set()).add(assignment.eval_id)
         elif assignment.version == self.planned:
             self.num_slots = max(self.num_slots, assignment.eval_id.slot + 1)
 
     def _enqueue(self, entry: Entry) -> None:
         assignment = entry.assignment
-        heapq.heappush(self._queues[assignment.kind], assignment.eval_id)
+        heapq.heappush(self._queues[assignment.purpose], (_place_in_line(assignment.eval_id), assignment.eval_id))
 
     def _move(self, entry: Entry, state: EntryState) -> None:
         self._count(entry, -1)
@@ -207,10 +209,10 @@ class Ledger:
 
     def _count(self, entry: Entry, change: int) -> None:
         """Keep the counts of entries by state."""
-        kind, version = entry.assignment.kind, entry.assignment.version
+        purpose, version = entry.assignment.purpose, entry.assignment.version
         if entry.state == "queued":
-            self._queued[kind] += change
-        if kind != "train":
+            self._queued[purpose] += change
+        if purpose != "train":
             return
         if entry.state in ("queued", "leased"):
             self._change(self.live, version, change)
@@ -239,7 +241,7 @@ class Ledger:
         entry.result = result
         self.failures_in_a_row = 0
         assignment = entry.assignment
-        if assignment.kind == "train":
+        if assignment.purpose == "train":
             self.groups.setdefault((assignment.update, assignment.version), set()).add(assignment.eval_id)
             self.num_due += assignment.update <= self.version + 1
         else:
@@ -249,15 +251,15 @@ class Ledger:
         """Close the complete evaluations of the centre at a version that were measured around the head's digest."""
         if version not in self.digests:
             return
-        entries = [self.entries[eval_id] for eval_id in sorted(self._centre_ids.get(version, ()))]
-        for kind in ("centre", "eval"):
-            group = [entry for entry in entries if entry.assignment.kind == kind]
+        ids = sorted(self._centre_ids.get(version, ()), key=_place_in_line)
+        for purpose in ("centre", "eval"):
+            group = [self.entries[eval_id] for eval_id in ids if eval_id.purpose == purpose]
             results = [entry.result for entry in group if entry.result is not None]
             if not group or len(results) < len(group) or any(map(why_void, group)):
                 continue
             if any(result.digest != self.digests[version] for result in results):
                 continue
-            if kind == "centre":
+            if purpose == "centre":
                 self.centres[version] = results[0].fitness
             else:
                 rewards = [episode.reward for result in results for episode in result.episodes]
@@ -292,16 +294,22 @@ class Ledger:
     def _commit(self, commit: Commit) -> None:
         if commit.version != self.version + 1:
             raise StoreError(f"commit {commit.version} follows commit {self.version}")
-        if not commit.members:
-            raise StoreError(f"commit {commit.version} has no members")
+        if not commit.consumed:
+            raise StoreError(f"commit {commit.version} consumes nothing")
         self.commits[commit.version] = commit
         self.nulls_in_a_row = self.nulls_in_a_row + 1 if commit.null else 0
-        self.fitness = sum(member.fitness for member in commit.members) / len(commit.members)
-        for member in commit.members:
-            entry = self._entry(member.eval_id)
+        self.fitness = sum(each.fitness for each in commit.consumed) / len(commit.consumed)
+        for each in commit.consumed:
+            entry = self._entry(each.eval_id)
             if entry.state != "reported":
-                raise StoreError(f"commit {commit.version} counts evaluation {member.eval_id}, which is {entry.state}")
+                raise StoreError(f"commit {commit.version} counts evaluation {each.eval_id}, which is {entry.state}")
             self._count_in(entry)
             self._forget(entry)
         self.version = commit.version
         self.num_due += sum(len(ids) for (update, _), ids in self.groups.items() if update == commit.version + 1)
+
+
+def _place_in_line(eval_id: EvalId) -> tuple[int, int, int]:
+    """Oldest version first, then by slot; the last batch of evaluation tasks first, as the first release did."""
+    slot = -eval_id.slot if eval_id.purpose == "eval" else eval_id.slot
+    return eval_id.version, slot, eval_id.replacement

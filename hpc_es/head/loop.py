@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from hpc_es import __version__
+from hpc_es import __version__, methods
 from hpc_es.config.load import config_digest, load, refuse_another
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, StoreError, Superseded, TransportError, VerifyError
@@ -155,7 +155,7 @@ class Head:
             self.collective = HeadCollective(
                 host, transport.collective_timeout, self._collective_event, transport.interface
             )
-        self.core = Core(config, ledger, tasks, config_digest=config_digest(config), offer=offer)
+        self.core = Core(config, ledger, methods.make(config, tasks), config_digest=config_digest(config), offer=offer)
         self.anchor = Anchor(config.run.name, self.journal.generation, self.clock(), ledger.version)
         self._alone_since = self.clock()
         if restored is not None:

@@ -3,8 +3,8 @@
 from hpc_es.config.schema import Config
 from hpc_es.envs.inspection import inspect
 from hpc_es.errors import ConfigError
-from hpc_es.methods.es.planning import Tasks
-from hpc_es.records import Kind
+from hpc_es.methods.base import Tasks
+from hpc_es.records import Purpose
 
 ENGINES_WITH_EYES = ("vllm", "endpoint")
 
@@ -17,8 +17,8 @@ def count_tasks(config: Config) -> Tasks:
     return Tasks(train, config.eval.num_tasks)
 
 
-def _num_tasks(config: Config, kind: Kind, wanted: int, key: str) -> int:
-    found = inspect(config, kind)
+def _num_tasks(config: Config, purpose: Purpose, wanted: int, key: str) -> int:
+    found = inspect(config, purpose)
     if found.shows_images and config.engine.kind not in ENGINES_WITH_EYES:
         raise ConfigError(
             f"{config.task.env} shows images, and engine.kind={config.engine.kind} takes text alone: turn them off in "

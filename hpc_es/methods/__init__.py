@@ -1,0 +1,39 @@
+"""Methods by name: how candidates are made, and what a cohort becomes.
+
+To add a method, subclass `hpc_es.methods.base.Method` and name it in `_BUILT_IN`. One of your own needs no change here:
+`method: package.module:Class`.
+"""
+
+import difflib
+import importlib
+import inspect
+
+from hpc_es.config.schema import Config
+from hpc_es.errors import ConfigError
+from hpc_es.methods.base import Method, Tasks
+from hpc_es.quoting import quote_error
+
+_BUILT_IN = {"es": "hpc_es.methods.es.method:EvolutionStrategies"}
+"""Modules are imported when a method is made, not before."""
+
+
+def make(config: Config, tasks: Tasks = Tasks(0, 0)) -> Method:  # noqa: B008 - immutable
+    """The method of a run. `tasks` may be left out where nothing is assigned. Errors: ConfigError."""
+    return find(config.method)(config, tasks)
+
+
+def find(name: str) -> type[Method]:
+    """The class of a method; its module is imported. Errors: ConfigError when there is none."""
+    listed = ", ".join(sorted(_BUILT_IN))
+    if name not in _BUILT_IN and ":" not in name:
+        close = difflib.get_close_matches(name, _BUILT_IN, n=1)
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"method={name!r} is unknown{hint}; built in: {listed}; your own: package.module:Class")
+    module, _, attribute = _BUILT_IN.get(name, name).partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # a module of the user's may raise anything
+        raise ConfigError(f"method={name!r} cannot be imported: {quote_error(error)}") from error
+    if not (inspect.isclass(found) and issubclass(found, Method)):
+        raise ConfigError(f"method={name!r} is not a subclass of hpc_es.methods.base.Method")
+    return found

@@ -247,7 +247,7 @@ class Arena:
         expected = list(range(self.version + 1, self.version + 1 + len(commits)))
         if (versions := [commit.version for commit in commits]) != expected:
             raise StoreError(f"commits {versions} do not follow on from version {self.version}; expected {expected}")
-        kinds = {commit.step.kind if commit.step else "none" for commit in commits}
+        kinds = {commit.seeds.step.kind if commit.seeds.step else "none" for commit in commits}
         if other := kinds - {self.optimiser}:
             raise StoreError(f"commits with es.optimiser.kind={other.pop()} cannot be applied to {self.optimiser}'s")
         return [update_of(commit) for commit in commits]
@@ -388,15 +388,16 @@ def perturbation_of(member: Member | None) -> Perturbation | None:
 
 def update_of(commit: Commit) -> Update:
     """What a commit asks of the kernels."""
-    members = () if commit.null else commit.members
+    body = commit.seeds
+    terms = () if commit.null else body.terms
     step = None
-    if (s := commit.step) is not None:
+    if (s := body.step) is not None:
         step = Step(s.rate, s.decay_m, s.gain_m, s.decay_v, s.gain_v, s.epsilon)
     return Update(
-        [member.seed for member in members],
-        [member.coefficient for member in members],
-        [member.subspace for member in members],
-        commit.num_subspaces,
-        [member.partition_seed for member in members],
+        [term.seed for term in terms],
+        [term.coefficient for term in terms],
+        [term.subspace for term in terms],
+        body.num_subspaces,
+        [term.partition_seed for term in terms],
         step,
     )

@@ -26,7 +26,7 @@ FLATTEST = 0.125
 def work(commit: Commit) -> float:
     """Of applying a commit, in members over all of theta: a member of one of K subspaces is worth 1/K, the version's
     digest and norm about one. A null commit costs nothing."""
-    return 0.0 if commit.null else full_work(len(commit.members), commit.num_subspaces)
+    return 0.0 if commit.null else full_work(len(commit.consumed), commit.seeds.num_subspaces)
 
 
 def full_work(num_members: int, num_subspaces: int) -> float:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hpc_es.config.schema import Config
-from hpc_es.methods.es.planning import eval_is_due
+from hpc_es.methods.evaluation import eval_is_due
 from hpc_es.planner.assumptions import Assumptions
 from hpc_es.planner.gradient import FORWARD, GradientCompute, gradient_compute
 from hpc_es.planner.shape import Shape

@@ -7,11 +7,12 @@ and encoded as they are sent. What sockets, encryption and TCP add, about 100 by
 import hashlib
 from dataclasses import dataclass
 
+from hpc_es import methods
 from hpc_es.config.schema import Config
-from hpc_es.methods.es.planning import Tasks, assign_member, make_commit
+from hpc_es.methods.base import Method, Tasks
 from hpc_es.planner.shape import Shape
 from hpc_es.planner.tokens import Tokens
-from hpc_es.records import Assignment, Commit, Episode, EvalId, Member, Result
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.simulator.durations import uniform
 from hpc_es.store import records as journal
 from hpc_es.store.frames import frame
@@ -47,8 +48,10 @@ class Wire:
 
 def wire_of(config: Config, shape: Shape, tokens: Tokens, *, num_workers: int) -> Wire:
     version = config.run.num_updates // 2
-    cohort = [_evaluation(config, tokens, version, slot) for slot in range(config.es.population)]
-    commit = _commit(config, version, cohort)
+    tasks = Tasks(max(config.es.tasks_per_member, _NUM_TASKS), config.eval.num_tasks)
+    method = methods.make(config, tasks)
+    cohort = [_evaluation(method, tokens, version, slot) for slot in range(method.cohort_size)]
+    commit = method.commit(version + 1, cohort, {version: 0.5})
     record = encode_commit(commit)
     announcement = encode(1, Announce(version + 1, 1, len(record), hashlib.sha256(record).digest(), None))
     assignment, result = cohort[0]
@@ -68,9 +71,8 @@ def wire_of(config: Config, shape: Shape, tokens: Tokens, *, num_workers: int) -
     )
 
 
-def _evaluation(config: Config, tokens: Tokens, version: int, slot: int) -> tuple[Assignment, Result]:
-    tasks = Tasks(max(config.es.tasks_per_member, _NUM_TASKS), config.eval.num_tasks)
-    assignment = assign_member(config, tasks, version, slot, version + 1)
+def _evaluation(method: Method, tokens: Tokens, version: int, slot: int) -> tuple[Assignment, Result]:
+    assignment = method.assign(version, slot, version + 1)
     episodes = tuple(
         Episode(
             task=task,
@@ -96,14 +98,6 @@ def _evaluation(config: Config, tokens: Tokens, version: int, slot: int) -> tupl
         seconds_rollout=uniform(slot, "rollout"),
     )
     return assignment, result
-
-
-def _commit(config: Config, version: int, cohort: list[tuple[Assignment, Result]]) -> Commit:
-    members = list[tuple[Member, Result]]()
-    for assignment, result in cohort:
-        assert assignment.member is not None, "members are planned, not the centre"
-        members.append((assignment.member, result))
-    return make_commit(config, version + 1, members, {version: 0.5})
 
 
 def _journalled(version: int, commit: Commit, cohort: list[tuple[Assignment, Result]]) -> int:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_es import methods
 from hpc_es.config import Config, compare, load
 from hpc_es.errors import ConfigError, VerifyError
-from hpc_es.methods.es.planning import make_commit
+from hpc_es.methods.base import Cohort
 from hpc_es.paths import RunPaths
-from hpc_es.recorded.verify import History, collect
-from hpc_es.records import Commit, Member, Result
+from hpc_es.recorded.verify import History, cohort_of, collect
+from hpc_es.records import Assignment, Commit, Result
 from hpc_es.seeds import derive
 from hpc_es.staleness import lag
 from hpc_es.store.journal import read_journal
@@ -31,12 +32,9 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[Any]]
 
-ANSWERABLE = ("es.shaping", "es.lag_weight", "es.baseline", "es.alpha", "es.control")
-"""Keys whose change needs no new rollouts."""
 DEFAULT_SHARE = 0.25
 _EXACT_RANGES = 64
 
-Cohort = Sequence[tuple[Member, Result]]
 Noise = tuple[int, int, int]
 """(seed, subspace, partition seed)"""
 Direction = Mapping[Noise, float]
@@ -68,7 +66,7 @@ class Drop:
             f"a share between 0 and 1, e.g. slowest:{DEFAULT_SHARE}"
         )
 
-    def kept(self, cohort: Cohort, update: int) -> list[tuple[Member, Result]]:
+    def kept(self, cohort: Cohort, update: int) -> list[tuple[Assignment, Result]]:
         """The members that stay, in the order of the cohort."""
         if self.kind == "stale":
             return [pair for pair in cohort if lag(pair[1].eval_id.version, update) < self.amount]
@@ -118,24 +116,25 @@ def counterfactual(
 ) -> Counterfactual:
     """Every update of a run beside what other settings would have made of the same results.
 
-    `overrides`: key=value for keys in ANSWERABLE. `sample`: so many elements of the base model for exact cosines; 0:
-    none. Errors: ConfigError when nothing is changed, or what cannot be answered from the log; VerifyError when the log
-    lacks a result, or the centre's for es.baseline=centre; StoreError, ModelError.
+    `overrides`: key=value for keys that the method can answer. `sample`: number of elements of the base model for exact
+    cosines; 0: none. Errors: ConfigError when nothing is changed, or when the log cannot answer; VerifyError when the
+    log lacks a result, or the centre's for es.baseline=centre; StoreError, ModelError.
     """
     history = collect(read_journal(run))
     config = changed_config(run, history.config, overrides)
+    method = methods.make(config)
     changes = tuple(_changes(history.config, config, drop))
     if not changes:
         raise ConfigError("nothing would change: give an option, e.g. --shaping centred_ranks, or --drop stale")
     ranges = sample_ranges(history.config, sample) if sample else ()
     lines, committed, others = [], list[Direction](), list[Direction]()
     for commit in history.commits:
-        cohort = cohort_of(history, commit)
+        cohort = _whole_cohort(history, commit)
         kept = drop.kept(cohort, commit.version) if drop else cohort
-        other = make_commit(config, commit.version, kept, history.centres) if len(kept) > 1 else None
+        other = method.commit(commit.version, kept, history.centres) if len(kept) > 1 else None
         committed.append(direction(commit))
         others.append(direction(other))
-        exact = exact_cosine(committed[-1], others[-1], commit.num_subspaces, ranges) if ranges else None
+        exact = exact_cosine(committed[-1], others[-1], commit.seeds.num_subspaces, ranges) if ranges else None
         lines.append(_line(commit, kept, committed[-1], others[-1], exact))
     whole, other_whole = (_sum(itertools.chain(*(d.items() for d in part))) for part in (committed, others))
     return Counterfactual(tuple(lines), changes, cosine(whole, other_whole), norm_ratio(whole, other_whole))
@@ -144,31 +143,33 @@ def counterfactual(
 def changed_config(run: Path, config: Config, overrides: Sequence[str]) -> Config:
     """The run's configuration with the overrides. Errors: ConfigError for a key that the log cannot answer."""
     changed = load(RunPaths(run).config, overrides).config
+    answerable = methods.find(config.method).answerable
+    if not answerable:
+        raise ConfigError(f"method={config.method} has updates that cannot be computed again from the log alone")
     for key in (text.partition("=")[0].strip() for text in overrides):
-        if not any(key == known or key.startswith(f"{known}.") for known in ANSWERABLE):
+        if not any(key == known or key.startswith(f"{known}.") for known in answerable):
             raise ConfigError(
-                f"{key} cannot be changed without new rollouts; the log answers for {', '.join(ANSWERABLE)}: "
+                f"{key} cannot be changed without new rollouts; the log answers for {', '.join(answerable)}: "
                 "`hpc-es fork` begins another run"
             )
     return config.model_copy(update={"es": changed.es})
 
 
-def cohort_of(history: History, commit: Commit) -> Cohort:
-    """The members of a commit with their recorded results. Errors: VerifyError when the journal lacks one."""
-    cohort = []
-    for member in commit.members:
-        assignment, result = history.planned.get(member.eval_id), history.results.get(member.eval_id)
-        if assignment is None or assignment.member is None or result is None:
-            raise VerifyError(f"update {commit.version}: evaluation {member.eval_id} is not in the journal")
-        cohort.append((assignment.member, result))
+def _whole_cohort(history: History, commit: Commit) -> Cohort:
+    """The evaluations that a commit consumed, with their results. Errors: VerifyError when the journal lacks one."""
+    cohort = cohort_of(history, commit)
+    if len(cohort) < len(commit.consumed):
+        there = {result.eval_id for _, result in cohort}
+        missing = next(each.eval_id for each in commit.consumed if each.eval_id not in there)
+        raise VerifyError(f"update {commit.version}: evaluation {missing} is not in the journal")
     return cohort
 
 
 def _line(commit: Commit, kept: Cohort, a: Direction, b: Direction, exact: float | None) -> Line:
-    lags = [lag(member.eval_id.version, commit.version) for member in commit.members]
+    lags = commit.lags
     return Line(
         update=commit.version,
-        num_members=len(commit.members),
+        num_members=len(commit.consumed),
         num_kept=len(kept),
         cosine=cosine(a, b),
         norm_ratio=norm_ratio(a, b),
@@ -191,8 +192,9 @@ def direction(commit: Commit | None) -> Direction:
     """The coefficients of an update by the noise that they multiply; empty for a null one."""
     if commit is None or commit.null:
         return {}
-    parted = commit.num_subspaces > 1
-    return _sum(((m.seed, m.subspace, m.partition_seed if parted else 0), m.coefficient) for m in commit.members)
+    parted = commit.seeds.num_subspaces > 1
+    terms = commit.seeds.terms
+    return _sum(((t.seed, t.subspace, t.partition_seed if parted else 0), t.coefficient) for t in terms)
 
 
 def cosine(a: Direction, b: Direction) -> float | None:

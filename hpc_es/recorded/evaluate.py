@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_es import __version__, modes
+from hpc_es import __version__, methods, modes
 from hpc_es.config import Config, compare, from_record
 from hpc_es.envs.manifest import eval_tasks, read_tasks, settle_tasks
 from hpc_es.errors import ConfigError
 from hpc_es.launch.prepare import check_model
-from hpc_es.methods.es.planning import plan_evaluation
+from hpc_es.methods.evaluation import plan_evaluation
 from hpc_es.paths import RunPaths
 from hpc_es.recorded.eval_config import Asked, checked_name, of_run
 from hpc_es.recorded.solo import Keep, Recorded, Solo
@@ -148,9 +148,9 @@ def what_is_left(config: Config, versions: Sequence[int], earlier: Iterable[jour
             planned.add(record.version)
         elif isinstance(record, journal.Reported):
             done.add(record.result.eval_id)
-    found = []
+    found, eval_batch = [], methods.make(config).eval_batch
     for version in sorted(versions):
-        plan = tuple(plan_evaluation(config, config.eval.num_tasks, version))
+        plan = tuple(plan_evaluation(config, eval_batch, config.eval.num_tasks, version))
         if batches := tuple(assignment for assignment in plan if assignment.eval_id not in done):
             found.append(Left(version, plan, batches, version in planned))
     return found

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from hpc_es import seeds
+from hpc_es import methods, seeds
 from hpc_es.errors import ConfigError
 from hpc_es.head.tasks import count_tasks
-from hpc_es.methods.es.planning import Tasks, assign_member
+from hpc_es.methods.base import Tasks
 from hpc_es.recorded.solo import Recorded, Solo
 from hpc_es.records import Assignment
 
@@ -193,7 +193,7 @@ def members_of(recorded: Recorded, tasks: Tasks, version: int, count: int | None
     chosen = list(planned.values())[:count]
     unplanned = (slot for slot in itertools.count() if slot not in planned)
     while len(chosen) < count:
-        chosen.append(assign_member(config, tasks, version, next(unplanned), version + 1))
+        chosen.append(methods.make(config, tasks).assign(version, next(unplanned), version + 1))
     return chosen
 
 

@@ -10,19 +10,21 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from hpc_es import methods
 from hpc_es.config.load import from_record, load, refuse_another, refuse_evaluation_of_another
 from hpc_es.config.schema import Config
 from hpc_es.envs.manifest import read_tasks
 from hpc_es.errors import ConfigError, StoreError, VerifyError
 from hpc_es.head.ledger import Ledger
-from hpc_es.methods.es import planning
+from hpc_es.methods.base import Cohort, Method
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
-from hpc_es.records import CENTRE_SLOT, Assignment, Commit, EvalId, Member, Result, UpdateMember
+from hpc_es.records import Assignment, Commit, EvalId, Result
 from hpc_es.results import why_unbelievable
-from hpc_es.staleness import Composed, lag
+from hpc_es.staleness import Composed
 from hpc_es.store import records as journal
 from hpc_es.store.frames import END_MARK_BYTES
 from hpc_es.store.hdf5_tables import hdf5_end, why_damaged
@@ -88,6 +90,10 @@ class History:
     commits: list[Commit] = field(default_factory=list)
     digests: dict[int, int] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+
+    @cached_property
+    def method(self) -> Method:
+        return methods.make(self.config)
 
 
 def verify(run: Path, *, model: Path | None = None, say: Say = lambda text: None) -> VerifyReport:
@@ -209,7 +215,7 @@ def _sort_in(history: History, record: journal.AnyRecord) -> None:
             if result.eval_id in history.results:
                 history.problems.append(f"evaluation {result.eval_id} was reported twice")
             history.results[result.eval_id] = result
-            if result.eval_id.slot == CENTRE_SLOT and result.error is None:
+            if result.eval_id.purpose == "centre" and result.error is None:
                 history.centres[result.eval_id.version] = result.fitness
         case journal.Voided(eval_id=eval_id):
             history.void.add(eval_id)
@@ -227,50 +233,37 @@ def _sort_in(history: History, record: journal.AnyRecord) -> None:
 def _check_members(history: History, commit: Commit, counted: dict[EvalId, int]) -> list[str]:
     """Each member is an evaluation that was planned, reported, not void, not counted before, and the same member."""
     problems = []
-    order = [(member.eval_id.version, member.eval_id.slot) for member in commit.members]
+    order = [(each.eval_id.version, each.eval_id.slot) for each in commit.consumed]
     if order != sorted(order):
         problems.append(f"update {commit.version}: members are not sorted by (dispatch version, slot)")
-    for member in commit.members:
-        where = f"update {commit.version}, evaluation {member.eval_id}"
-        if member.eval_id in counted:
-            problems.append(f"{where}: already counted in update {counted[member.eval_id]}")
-        counted[member.eval_id] = commit.version
-        if member.eval_id in history.void:
+    for each in commit.consumed:
+        where = f"update {commit.version}, evaluation {each.eval_id}"
+        if each.eval_id in counted:
+            problems.append(f"{where}: already counted in update {counted[each.eval_id]}")
+        counted[each.eval_id] = commit.version
+        if each.eval_id in history.void:
             problems.append(f"{where}: void")
-        if member.eval_id in history.discarded:
+        if each.eval_id in history.discarded:
             problems.append(f"{where}: discarded as stale")
-        result = history.results.get(member.eval_id)
+        result = history.results.get(each.eval_id)
         if result is None or result.error is not None:
             problems.append(f"{where}: no result was reported")
-        elif result.fitness != member.fitness:
-            problems.append(f"{where}: fitness {member.fitness}, but {result.fitness} was reported")
-        problems += [f"{where}: {text}" for text in _check_noise(history, commit, member)]
-    return problems
-
-
-def _check_noise(history: History, commit: Commit, member: UpdateMember) -> list[str]:
-    """The update replays the noise that was evaluated, and that noise follows from run seed and configuration."""
-    assignment = history.planned.get(member.eval_id)
-    if assignment is None or assignment.member is None:
-        return ["never planned as a member"]
-    planned, config = assignment.member, history.config
-    problems = []
-    replayed = (member.seed, member.sign, member.sigma, member.subspace, commit.num_subspaces, member.partition_seed)
-    measured = (planned.seed, planned.sign, planned.sigma, planned.subspace)
-    if replayed != (*measured, planned.num_subspaces, planned.partition_seed):
-        problems.append("its noise is not that which was evaluated")
-    derived = planning.member_of(config, member.eval_id, assignment.update)
-    if planned != derived:
-        problems.append("its noise does not follow from the run seed and the schedule of sigma")
+        elif result.fitness != each.fitness:
+            problems.append(f"{where}: fitness {each.fitness}, but {result.fitness} was reported")
+        assignment = history.planned.get(each.eval_id)
+        if assignment is None or assignment.purpose != "train":
+            problems.append(f"{where}: never planned as a candidate")
+        else:
+            problems += [f"{where}: {text}" for text in history.method.faults_in_assignment(assignment)]
     return problems
 
 
 def _check_lags(history: History, commit: Commit) -> list[str]:
     """The cohort is full, within the bound on lag, and of the composition that the schedule states."""
-    where, schedule = f"update {commit.version}", planning.schedule_of(history.config)
-    if len(commit.members) != schedule.population:
-        return [f"{where}: {len(commit.members)} members, es.population is {schedule.population}"]
-    lags = Counter(lag(member.eval_id.version, commit.version) for member in commit.members)
+    where, method, schedule = f"update {commit.version}", history.method, history.method.schedule()
+    if len(commit.consumed) != method.cohort_size:
+        return [f"{where}: {len(commit.consumed)} members, {method.cohort_key} is {method.cohort_size}"]
+    lags = Counter(commit.lags)
     if isinstance(schedule, Composed):
         stated = schedule.composition(commit.version)
         return (
@@ -286,26 +279,21 @@ def _check_lags(history: History, commit: Commit) -> list[str]:
 
 
 def _check_scalars(history: History, commit: Commit) -> list[str]:
-    """alpha, utilities and coefficients, and whatever else an update consists of, from the recorded results."""
-    where, cohort = f"update {commit.version}", list[tuple[Member, Result]]()
-    for member in commit.members:
-        assignment, result = history.planned.get(member.eval_id), history.results.get(member.eval_id)
-        if assignment is None or assignment.member is None or result is None:
-            return []  # already said
-        cohort.append((assignment.member, result))
+    """The body, and whatever else an update consists of, from the recorded results."""
+    where, cohort = f"update {commit.version}", cohort_of(history, commit)
+    if len(cohort) < len(commit.consumed):
+        return []  # the missing ones are reported already
     try:
-        expected = planning.make_commit(history.config, commit.version, cohort, history.centres)
+        faults = history.method.faults_in_commit(commit, cohort, history.centres)
     except VerifyError as error:
         return [f"{where}: {error}"]
-    problems = []
-    for got, computed in zip(commit.members, expected.members, strict=True):
-        for name in ("utility", "coefficient"):
-            if (value := getattr(got, name)) != (right := getattr(computed, name)):
-                problems.append(f"{where}, evaluation {got.eval_id}: {name} {value}, computed {right}")
-    for name in commit.__struct_fields__:
-        if name != "members" and (value := getattr(commit, name)) != (right := getattr(expected, name)):
-            problems.append(f"{where}: {name} is {value}, computed {right}")
-    return problems
+    return [f"{where}, {fault}" for fault in faults]
+
+
+def cohort_of(history: History, commit: Commit) -> Cohort:
+    """The consumed evaluations of a commit that the journal has, with their results."""
+    found = ((history.planned.get(each.eval_id), history.results.get(each.eval_id)) for each in commit.consumed)
+    return [(assignment, result) for assignment, result in found if assignment is not None and result is not None]
 
 
 def _rebuild(history: History, arena: Arena, say: Say) -> list[VersionLine]:
@@ -314,8 +302,8 @@ def _rebuild(history: History, arena: Arena, say: Say) -> list[VersionLine]:
         commits = history.commits[begin : begin + COMMITS_PER_PASS]
         report = arena.apply(commits)
         for commit, digest, norm in zip(commits, report.digests, report.update_norms, strict=True):
-            count = len(commit.members)
-            fitness = sum(member.fitness for member in commit.members) / count if count else None
+            count = len(commit.consumed)
+            fitness = sum(each.fitness for each in commit.consumed) / count if count else None
             recorded = history.digests.get(commit.version)
             versions.append(VersionLine(commit.version, digest, recorded, norm, count, fitness, commit.null))
         say(f"rebuilt theta_{arena.version} of {len(history.commits)}")

@@ -100,7 +100,7 @@ class Accounts:
                 seconds = result.seconds_update + result.seconds_perturb + result.seconds_rollout
                 self.num_evaluations += 1
                 self.busy += seconds
-                if result.eval_id.slot < 0:  # of the centre
+                if result.eval_id.purpose != "train":  # of the centre
                     self.useful += seconds
                 else:
                     self.reported += seconds
@@ -112,10 +112,10 @@ class Accounts:
                 self._commit(now, commit)
 
     def _commit(self, now: float, commit: Commit) -> None:
-        lags = Counter(commit.version - 1 - member.eval_id.version for member in commit.members)
+        lags = Counter(commit.lags)
         self.lags += lags
-        self.stale.append(len(commit.members) - lags[0])
-        self.useful += sum(self.pending.pop(member.eval_id) for member in commit.members)
+        self.stale.append(len(commit.consumed) - lags[0])
+        self.useful += sum(self.pending.pop(each.eval_id) for each in commit.consumed)
         self.last_commit, self.useful_at_commit = now, self.useful
 
     def lose(self, seconds: float) -> None:

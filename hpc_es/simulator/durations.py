@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from hpc_es.config.yaml12 import seconds
 from hpc_es.errors import ConfigError, StoreError
-from hpc_es.records import EvalId, Kind
+from hpc_es.records import EvalId, Purpose
 from hpc_es.seeds import derive
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def around(seconds: float) -> Quantile:
 class Evaluations(Protocol):
     """Perturbing and rolling out, in seconds."""
 
-    def seconds(self, eval_id: EvalId, kind: Kind, seed: int) -> float: ...
+    def seconds(self, eval_id: EvalId, kind: Purpose, seed: int) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Durations:
     costs: Costs = Costs()
     seed: int = 0
 
-    def evaluation(self, eval_id: EvalId, kind: Kind) -> float:
+    def evaluation(self, eval_id: EvalId, kind: Purpose) -> float:
         """Perturbing and rolling out."""
         return self.evaluations.seconds(eval_id, kind, self.seed)
 
@@ -126,7 +126,9 @@ def uniform(seed: int, *labels: str | int) -> float:
 
 
 def _key(eval_id: EvalId) -> tuple[int, int, int]:
-    return eval_id.version, eval_id.slot, eval_id.replacement
+    """Labels of an evaluation's random numbers, as the first release numbered slots: so predictions stay the same."""
+    slot = {"eval": -1 - eval_id.slot, "centre": -(2**31)}.get(eval_id.purpose, eval_id.slot)
+    return eval_id.version, slot, eval_id.replacement
 
 
 # --- from a distribution ----------------------------------------------------------------------------------------
@@ -143,7 +145,7 @@ class LogNormal:
     eval: float = 1.0
     """A batch of evaluation tasks takes so many times as long."""
 
-    def seconds(self, eval_id: EvalId, kind: Kind, seed: int) -> float:
+    def seconds(self, eval_id: EvalId, kind: Purpose, seed: int) -> float:
         seconds = self.median if kind == "train" else self.median * self.eval
         if self.sigma == 0:
             return seconds
@@ -175,7 +177,7 @@ class Measured:
     def __post_init__(self) -> None:
         self._all.extend(seconds for group in self.groups for seconds in group)
 
-    def seconds(self, eval_id: EvalId, kind: Kind, seed: int) -> float:
+    def seconds(self, eval_id: EvalId, kind: Purpose, seed: int) -> float:
         if kind == "eval":
             if self.evals is None:
                 raise ConfigError("the durations have no evaluation on held-out tasks: simulate with eval.num_tasks=0")

@@ -9,9 +9,9 @@ more than N much of the work comes too late. The simulation uses the real head, 
 import math
 from collections.abc import Iterator
 
+from hpc_es import methods
 from hpc_es.config.es import EsConfig, Natural, Sync
 from hpc_es.config.schema import Config
-from hpc_es.methods.es.planning import schedule_of
 
 DURATIONS = "lognormal:median=60,sigma=0.8"
 """Durations of evaluations: the default of `hpc-es simulate`."""
@@ -44,7 +44,7 @@ def most_at_once(config: Config) -> float:
 
 def _too_short(config: Config) -> Iterator[str]:
     """A fixed lag is used as soon as a version that old exists, which a short run may never reach."""
-    lag, num_updates = schedule_of(config).max_lag, config.run.num_updates
+    lag, num_updates = methods.make(config).schedule().max_lag, config.run.num_updates
     if not isinstance(config.staleness, Natural) and lag and lag >= num_updates:
         yield (
             f"staleness.mode={config.staleness.mode} asks for results of lag {lag}, but run.num_updates={num_updates} "

@@ -20,6 +20,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from hpc_es import methods
 from hpc_es.allowance import Allowance
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, RunFailed
@@ -27,8 +28,8 @@ from hpc_es.head.core import Core
 from hpc_es.head.events import CheckpointSaved, Event, Received, Tick, Updated
 from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Ledger
-from hpc_es.methods.es.planning import Tasks
-from hpc_es.records import Assignment, Episode, EvalId, Kind, Result
+from hpc_es.methods.base import Tasks
+from hpc_es.records import Assignment, Episode, EvalId, Purpose, Result
 from hpc_es.results import fitness_of
 from hpc_es.simulator.accounts import Accounts, Simulated
 from hpc_es.simulator.durations import Durations, uniform
@@ -116,7 +117,7 @@ class Simulation:
         ledger = Ledger()
         ledger.apply(journal.Started(0.0, journal.SCHEMA_VERSION, config.run.name, 1, 0, "{}", _digest(0), {}, ""))
         tasks = Tasks(config.es.tasks_per_member, config.eval.num_tasks)
-        self.core = Core(self.config, ledger, tasks, config_digest="")
+        self.core = Core(self.config, ledger, methods.make(self.config, tasks), config_digest="")
         self.core.joins = Allowance(10**9, 0)  # nobody here floods the head
         self.accounts = Accounts()
         self.now = 0.0
@@ -173,7 +174,7 @@ class Simulation:
 
     def _stuck(self, what: str) -> str:
         ledger = self.core.ledger
-        num_queued = ledger.num_queued(get_args(Kind))
+        num_queued = ledger.num_queued(get_args(Purpose))
         return (
             f"the simulated run ends at version {ledger.version} of {self.config.run.num_updates}, after "
             f"{self.now:g} s: {what} ({len(self._workers)} workers connected, {num_queued} evaluations queued, "
@@ -236,7 +237,7 @@ class Simulation:
         worker.holding, worker.started = eval_id, self.now + durations.dispatch(eval_id)
         self._num_holding += 1
         update = self._catch_up(worker, eval_id)
-        rollout = durations.evaluation(eval_id, assignment.kind)
+        rollout = durations.evaluation(eval_id, assignment.purpose)
         episodes = _episodes(assignment)
         result = Result(eval_id, fitness_of(episodes), episodes, _digest(eval_id.version), update, 0.0, rollout)
         finished = worker.started + update + rollout

@@ -14,6 +14,7 @@ whole is not noticed there.
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from typing import NamedTuple
 import msgspec
 
 from hpc_es.errors import JournalDamaged, StoreError
+from hpc_es.store import first_schema
 from hpc_es.store.records import SCHEMA_VERSION, AnyRecord
 
 FORMAT_VERSION = 2
@@ -135,12 +137,30 @@ class Frames:
 
     def decode(self, offset: int, payload: memoryview) -> list[AnyRecord]:
         """The records of one payload. Errors: JournalDamaged; StoreError for a newer schema."""
-        if offset == _FILE.size:
-            _check_schema(self.path, payload)
         try:
-            return _decoder.decode(payload)
+            return first_schema.decode(payload) if self.schema_version == 1 else _decoder.decode(payload)
         except (msgspec.DecodeError, RecursionError) as error:
             raise damaged(self.path, offset, f"correct checksum, but not a list of records: {error}") from error
+
+    @cached_property
+    def schema_version(self) -> int:
+        """Schema of the records, which the first one names. Errors: StoreError for a newer schema.
+
+        It is looked at before the types, which a newer schema may have changed.
+        """
+        first = _intact_at(self.data, _FILE.size, self.version)
+        try:
+            records = msgspec.msgpack.decode(first.payload) if first is not None else []
+        except (msgspec.DecodeError, RecursionError):
+            return SCHEMA_VERSION  # decode reports it
+        started = records[0] if isinstance(records, list) and records else None
+        version = started.get("schema_version", SCHEMA_VERSION) if isinstance(started, dict) else SCHEMA_VERSION
+        if not isinstance(version, int) or version <= SCHEMA_VERSION:
+            return version if isinstance(version, int) else SCHEMA_VERSION
+        raise StoreError(
+            f"{self.path} has records of schema version {version}; this hpc_es reads up to {SCHEMA_VERSION}: use a "
+            "newer one"
+        )
 
     def _refuse_later_frames(self) -> None:
         """Tell a torn tail from damage: a torn tail ends the file, damage is followed by a complete frame."""
@@ -189,20 +209,6 @@ def _version(path: Path, data: bytes) -> int:
             "or restore the file from a copy"
         )
     return int(version)
-
-
-def _check_schema(path: Path, payload: memoryview) -> None:
-    """Look at the schema version before the types, which a newer schema may have changed."""
-    try:
-        records = msgspec.msgpack.decode(payload)
-    except (msgspec.DecodeError, RecursionError):
-        return  # decode reports it
-    first = records[0] if isinstance(records, list) and records else None
-    version = first.get("schema_version", 0) if isinstance(first, dict) else 0
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path} has records of schema version {version}; this hpc_es reads up to {SCHEMA_VERSION}: use a newer one"
-        )
 
 
 def damaged(path: Path, offset: int, what: str) -> JournalDamaged:

@@ -180,7 +180,7 @@ class Projection:
 
     def _plan(self, source: str, time: float, assignments: Iterable[Assignment]) -> None:
         for assignment in assignments:
-            eval_id, kind = assignment.eval_id, assignment.kind
+            eval_id, kind = assignment.eval_id, assignment.purpose
             row = self._rows.new(
                 "evaluations",
                 source=source,
@@ -233,7 +233,7 @@ class Projection:
             self._write_eval(source, result.eval_id.version, record.time)
 
     def _add_episodes(self, source: str, kind: str, result: Result) -> None:
-        version, slot, replacement = astuple(result.eval_id)
+        version, slot, replacement, _ = astuple(result.eval_id)
         for position, episode in enumerate(result.episodes):
             self._rows.add("episodes", source, version, slot, replacement, kind, position, *astuple(episode))
 
@@ -283,25 +283,25 @@ class Projection:
 
     def _commit(self, time: float, commit: Commit) -> None:
         consumed = commit.version - 1
-        for member in commit.members:
-            evaluation = self._evaluation(RUN, member.eval_id)
+        body = commit.seeds
+        for each, term in zip(commit.consumed, body.terms, strict=True):
+            evaluation = self._evaluation(RUN, each.eval_id)
             self._count_accepted(evaluation, time, +1)
             self._set_status(
                 evaluation,
                 "accepted",
                 consumed_version=consumed,
-                lag=lag(member.eval_id.version, commit.version),
-                utility=member.utility,
-                coefficient=member.coefficient,
+                lag=lag(each.eval_id.version, commit.version),
+                utility=term.utility,
+                coefficient=term.coefficient,
             )
-        fitness = [member.fitness for member in commit.members]
-        lags = [lag(member.eval_id.version, commit.version) for member in commit.members]
+        fitness, lags = [each.fitness for each in commit.consumed], commit.lags
         self._updates[commit.version] = self._rows.new(
             "updates",
             version=commit.version,
-            alpha=commit.alpha,
-            sigma=_mean([member.sigma for member in commit.members]),
-            num_members=len(commit.members),
+            alpha=body.alpha,
+            sigma=_mean([term.sigma for term in body.terms]),
+            num_members=len(commit.consumed),
             fitness_mean=_mean(fitness),
             fitness_std=_std(fitness, ddof=0),
             fitness_min=min(fitness, default=math.nan),
@@ -310,8 +310,8 @@ class Projection:
             lag_mean=_mean([float(value) for value in lags]),
             lag_max=max(lags, default=0),
             discarded=self._discarded,
-            num_subspaces=commit.num_subspaces,
-            partition_seed=commit.partition_seed,
+            num_subspaces=body.num_subspaces,
+            partition_seed=body.partition_seed,
             time_committed=time,
         )
         self._discarded = 0

@@ -8,7 +8,8 @@ from msgspec import Struct
 
 from hpc_es.records import Assignment, Commit, EvalId, Result
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Version of the records below; store/first_schema.py reads those of version 1."""
 
 
 class Record(Struct, frozen=True, tag=True, gc=False):

@@ -16,7 +16,19 @@ from msgspec import Struct
 from hpc_es.bounds import Facts, Name, Text
 from hpc_es.errors import TransportError
 from hpc_es.files import read_json
-from hpc_es.records import Assignment, Commit, Count, Digest, EvalId, Result, Seconds, UpdateMember, Version
+from hpc_es.records import (
+    Assignment,
+    Commit,
+    Consumed,
+    Count,
+    Digest,
+    EvalId,
+    Result,
+    Seconds,
+    Seeds,
+    Term,
+    Version,
+)
 
 PROTOCOL = 3
 
@@ -358,18 +370,20 @@ def encode_commit(commit: Commit) -> bytes:
     So they are few: packed, and without the scores (0 in their place), which are most of a record and which no arena
     needs; who wants to know them asks with Fetch, or reads the journal.
     """
-    members = commit.members
+    ids = [each.eval_id for each in commit.consumed]
+    terms = commit.body.terms if isinstance(commit.body, Seeds) else ()
+    bare = msgspec.structs.replace(commit.body, terms=()) if terms else commit.body
     packed = _Packed(
-        msgspec.structs.replace(commit, members=()),
-        versions=tuple(member.eval_id.version for member in members),
-        slots=tuple(member.eval_id.slot for member in members),
-        replacements=tuple(member.eval_id.replacement for member in members),
-        signs=tuple(member.sign for member in members),
-        sigmas=tuple(member.sigma for member in members),
-        subspaces=tuple(member.subspace for member in members),
-        partition_seeds=tuple(member.partition_seed for member in members),
-        seeds=struct.pack(f"<{len(members)}Q", *(member.seed for member in members)),
-        coefficients=struct.pack(f"<{len(members)}f", *(member.coefficient for member in members)),
+        msgspec.structs.replace(commit, consumed=(), body=bare),
+        versions=tuple(eval_id.version for eval_id in ids),
+        slots=tuple(eval_id.slot for eval_id in ids),
+        replacements=tuple(eval_id.replacement for eval_id in ids),
+        signs=tuple(term.sign for term in terms),
+        sigmas=tuple(term.sigma for term in terms),
+        subspaces=tuple(term.subspace for term in terms),
+        partition_seeds=tuple(term.partition_seed for term in terms),
+        seeds=struct.pack(f"<{len(terms)}Q", *(term.seed for term in terms)),
+        coefficients=struct.pack(f"<{len(terms)}f", *(term.coefficient for term in terms)),
     )
     return zlib.compress(_encoder.encode(packed), zlib.Z_BEST_COMPRESSION)
 
@@ -378,18 +392,20 @@ def decode_commit(data: bytes) -> Commit:
     """A commit without its scores (see encode_commit). Errors: TransportError."""
     try:
         packed = _packed_decoder.decode(zlib.decompress(data))
-        num_members = len(packed.slots)
-        seeds = struct.unpack(f"<{num_members}Q", packed.seeds)
-        coefficients = struct.unpack(f"<{num_members}f", packed.coefficients)
-        ids = map(EvalId, packed.versions, packed.slots, packed.replacements)
-        columns = (ids, seeds, packed.signs, packed.sigmas, packed.subspaces, coefficients, packed.partition_seeds)
-        members = tuple(
-            UpdateMember(eval_id, seed, sign, sigma, subspace, 0.0, 0.0, coefficient, partition_seed)
-            for eval_id, seed, sign, sigma, subspace, coefficient, partition_seed in zip(*columns, strict=True)
+        num_terms = len(packed.signs)
+        seeds = struct.unpack(f"<{num_terms}Q", packed.seeds)
+        coefficients = struct.unpack(f"<{num_terms}f", packed.coefficients)
+        columns = (seeds, packed.signs, packed.sigmas, packed.subspaces, coefficients, packed.partition_seeds)
+        terms = tuple(
+            Term(seed, sign, sigma, subspace, 0.0, coefficient, partition_seed)
+            for seed, sign, sigma, subspace, coefficient, partition_seed in zip(*columns, strict=True)
         )
+        ids = map(EvalId, packed.versions, packed.slots, packed.replacements)
+        header = tuple(Consumed(eval_id, 0.0) for eval_id in ids)
     except (zlib.error, msgspec.DecodeError, struct.error, ValueError) as error:
         raise TransportError(f"a commit record of {len(data)} bytes cannot be read: {error}") from error
-    return msgspec.structs.replace(packed.commit, members=members)
+    body = msgspec.structs.replace(packed.commit.body, terms=terms) if terms else packed.commit.body
+    return msgspec.structs.replace(packed.commit, consumed=header, body=body)
 
 
 def read_rendezvous(path: Path) -> Rendezvous | None:

@@ -22,7 +22,7 @@ from hpc_es.envs.base import Env, Message, Observation, StepResult, is_reward
 from hpc_es.envs.guard import process_guard
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.quoting import quote_error, quote_value
-from hpc_es.records import MAX_REWARD, Assignment, Episode, Kind
+from hpc_es.records import MAX_REWARD, Assignment, Episode, Purpose
 from hpc_es.seeds import episode_seed
 from hpc_es.worker.history import History, without_thoughts
 from hpc_es.worker.trajectories import MAX_TURNS, Trajectory, Turn, is_sampled, shortened
@@ -48,7 +48,7 @@ class Player:
         self,
         config: Config,
         engine: Engine,
-        make_env: Callable[[Kind], Env],
+        make_env: Callable[[Purpose], Env],
         keep: Callable[[Sequence[Trajectory]], None] | None = None,
     ) -> None:
         self.config = config
@@ -56,8 +56,8 @@ class Player:
         self._make_env = make_env
         self._keep = keep
         self._num_stuck = 0
-        self._instant: set[Kind] = set()
-        self._made: set[Kind] = set()
+        self._instant: set[Purpose] = set()
+        self._made: set[Purpose] = set()
         self._making_first = asyncio.Lock()
         self._guard = process_guard()
         self._has_warned = False
@@ -91,7 +91,7 @@ class Player:
             await asyncio.gather(*running, return_exceptions=True)
         episodes = tuple(each.episode() for each in played)
         sampled = [
-            Trajectory(assignment.eval_id, assignment.kind, position, episodes[position], tuple(each.kept_turns))
+            Trajectory(assignment.eval_id, position, episodes[position], tuple(each.kept_turns))
             for position, each in enumerate(played)
             if each.is_sampled
         ]
@@ -108,7 +108,7 @@ class Player:
     async def _episode(self, assignment: Assignment, position: int, retries: int) -> "_Played":
         task = assignment.tasks[position]
         is_kept = self._keep is not None and is_sampled(self.config, assignment, position)
-        env = await self._make(assignment.kind)
+        env = await self._make(assignment.purpose)
         try:
             played = await self._turns(env, _Played(task, retries, is_kept), episode_seeds(assignment, position))
         except BaseException:
@@ -125,7 +125,7 @@ class Player:
         if env.instant:
             self._look_for_harm(f"{self.config.task.env}: task {task}")
 
-    async def _make(self, kind: Kind) -> Env:
+    async def _make(self, kind: Purpose) -> Env:
         """An environment. The first one of its kind is made alone: it fills caches that else all of them would
         fill at the same time."""
         if kind not in self._made:
@@ -137,7 +137,7 @@ class Player:
                         self._made.add(kind)
         return await self._make_one(kind)
 
-    async def _make_one(self, kind: Kind) -> Env:
+    async def _make_one(self, kind: Purpose) -> Env:
         """The first one says whether the others are made in an instant."""
         what = "making the environment"
         env = await self._in_env(self._make_env, kind, what=what, instant=kind in self._instant)

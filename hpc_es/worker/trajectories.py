@@ -18,7 +18,7 @@ from hpc_es.config.schema import Config
 from hpc_es.envs.base import Message
 from hpc_es.files import open_regular
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Episode, EvalId, Kind
+from hpc_es.records import Assignment, Episode, EvalId, from_first_release
 from hpc_es.seeds import eval_sampling_seed
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ class Trajectory(Struct, frozen=True):
     """One episode. `turns` are the first MAX_TURNS; `episode` counts them all."""
 
     eval_id: EvalId
-    kind: Kind
     position: int
     """Place in the task batch, from 0."""
     episode: Episode
@@ -57,10 +56,10 @@ def is_sampled(config: Config, assignment: Assignment, position: int) -> bool:
     time.
     """
     wanted, slot = config.store.trajectories, assignment.eval_id.slot
-    if assignment.kind == "eval":
+    if assignment.purpose == "eval":
         is_first_repeat = assignment.sampling_seed == eval_sampling_seed(config.run.seed, first=assignment.tasks[0])
         return is_first_repeat and assignment.tasks[position] < wanted
-    if assignment.kind == "centre":
+    if assignment.purpose == "centre":
         return False
     members, tasks = config.es.population, len(assignment.tasks)
     rounds = range(slot, wanted, members)  # k-th of the sample: member k mod N
@@ -104,6 +103,7 @@ def read_trajectory_file(path: Path) -> Iterator[Trajectory]:
     with open(open_regular(path), "rb") as file:
         for line in file:
             try:
-                yield msgspec.json.decode(line, type=Trajectory)
+                kept = msgspec.json.decode(line, type=Trajectory)
             except msgspec.DecodeError:
                 continue
+            yield msgspec.structs.replace(kept, eval_id=from_first_release(kept.eval_id))

@@ -26,7 +26,7 @@ from hpc_es.analysis.figures.canvas import (
 from hpc_es.analysis.statistics.runs import Runs, conditions_of, labelled, settings
 from hpc_es.analysis.statistics.sample import Sample, sample
 from hpc_es.errors import NothingToShow
-from hpc_es.records import Commit, UpdateMember
+from hpc_es.records import Commit, Term
 from hpc_es.store import Run
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def walk(commits: "tuple[Commit, ...]") -> Walk:
     import numpy as np
 
     gradients = np.array([gradient_variance(commit) for commit in commits])
-    if all(commit.step is None for commit in commits):
+    if all(commit.seeds.step is None for commit in commits):
         return Walk(np.sqrt(gradients), np.sqrt(np.cumsum(gradients)))
     return _simulated_walk(commits, np.sqrt(gradients))
 
@@ -71,18 +71,18 @@ def gradient_variance(commit: Commit) -> float:
     of a commit out to its members. Members that share their noise (a mirrored pair) are not independent."""
     if commit.null:
         return 0.0
-    weights, utilities = _weights(commit), [member.utility for member in commit.members]
+    weights, utilities = _weights(commit), [term.utility for term in commit.seeds.terms]
     number, squares = len(utilities), math.fsum(u * u for u in utilities)
     same = squares / number
     other = (math.fsum(utilities) ** 2 - squares) / (number * (number - 1)) if number > 1 else 0.0
     groups = defaultdict[Any, list[float]](list)
-    for member, weight in zip(commit.members, weights, strict=True):
-        groups[member.seed, member.subspace, member.partition_seed].append(member.sign * weight)
+    for term, weight in zip(commit.seeds.terms, weights, strict=True):
+        groups[term.seed, term.subspace, term.partition_seed].append(term.sign * weight)
     total = 0.0
     for group in groups.values():
         alone = math.fsum(weight * weight for weight in group)
         total += same * alone + other * (math.fsum(group) ** 2 - alone)
-    return _TABLE_VARIANCE * total / commit.num_subspaces
+    return _TABLE_VARIANCE * total / commit.seeds.num_subspaces
 
 
 def share_within(threshold: float, deviation: float) -> float:
@@ -233,13 +233,14 @@ def _draw_magnitudes(axes: "Axes", found: Sample, table: "pd.DataFrame") -> None
 
 def _weights(commit: Commit) -> list[float]:
     """alpha * w_i of every member: its coefficient over its utility. A utility of 0 hides it; then it is the mean."""
-    known = [_weight(member) for member in commit.members if member.utility]
+    terms = commit.seeds.terms
+    known = [_weight(term) for term in terms if term.utility]
     mean = math.fsum(known) / len(known)
-    return [_weight(member) if member.utility else mean for member in commit.members]
+    return [_weight(term) if term.utility else mean for term in terms]
 
 
-def _weight(member: UpdateMember) -> float:
-    return 4096 * member.coefficient / (member.utility * member.sign)
+def _weight(term: Term) -> float:
+    return 4096 * term.coefficient / (term.utility * term.sign)
 
 
 def _simulated_walk(commits: "tuple[Commit, ...]", deviations: "Floats") -> Walk:
@@ -256,7 +257,8 @@ def _simulated_walk(commits: "tuple[Commit, ...]", deviations: "Floats") -> Walk
         change, step = np.zeros(_WALKERS), update_of(commit).step
         if not commit.null:
             gradient = (deviation * generator.standard_normal(_WALKERS)).astype(np.float32)
-            adam = commit.step is not None and commit.step.kind == "adam"
+            chosen = commit.seeds.step
+            adam = chosen is not None and chosen.kind == "adam"
             change = gradient if step is None else optimise(step, gradient, everywhere, state[: 2 if adam else 1])
         theta = theta + change
         steps.append(math.sqrt(float((change.astype(float) ** 2).mean())))

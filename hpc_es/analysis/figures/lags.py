@@ -42,11 +42,11 @@ def prescribed(run: Run) -> "pd.DataFrame | None":
     (natural), or where another hpc_es wrote the configuration."""
     import pandas as pd
 
-    from hpc_es.methods.es.planning import schedule_of
+    from hpc_es import methods
     from hpc_es.staleness import Composed
 
     try:
-        schedule = schedule_of(from_record(str(run.attrs["config"])))
+        schedule = methods.make(from_record(str(run.attrs["config"]))).schedule()
     except ConfigError:
         return None
     if not isinstance(schedule, Composed):
