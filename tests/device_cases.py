@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from builders import Counted, built_commit
 
 from hpc_es.methods.es.optimiser import Kind
 from hpc_es.params.arena import Arena, Dtype
@@ -14,7 +15,7 @@ from hpc_es.params.base import Target
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
 from hpc_es.params.streamed import Ring
-from hpc_es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
+from hpc_es.records import Commit, EvalId, Member, OptimiserStep
 
 DEVICE = torch.device(os.environ.get("HPC_ES_TEST_DEVICE", "cpu"))
 HAS_KERNELS = DEVICE.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
@@ -43,14 +44,14 @@ def arena_of(model: Path, kind: Kind = "none", **options: Any) -> Arena:
 def commits(kind: Kind) -> list[Commit]:
     def commit(version: int, num_subspaces: int = 1, null: bool = False) -> Commit:
         members = tuple(
-            UpdateMember(
+            Counted(
                 *(EvalId(version - 1, slot), 2**63 + 100 * version + slot, 1, 1e-3, slot % num_subspaces, 0.0, 0.0),
                 float(np.float32(1e-6 * (slot - 1.3))),
                 99 + version,
             )
             for slot in range(3)
         )
-        return Commit(version, 5e-4, members, null, num_subspaces, 99 + version, STEPS[kind])
+        return built_commit(version, 5e-4, members, null, num_subspaces, 99 + version, STEPS[kind])
 
     return [commit(1), commit(2, 2), commit(3, null=True), commit(4)]
 

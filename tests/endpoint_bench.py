@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from builders import built_assignment
 from chat_server import ChatServer, Reply, says
 
 from hpc_es import envs
@@ -13,7 +14,7 @@ from hpc_es.engine.base import Chat, Completion, EngineInfo
 from hpc_es.engine.endpoint import EndpointEngine
 from hpc_es.envs.base import Env
 from hpc_es.errors import EngineError
-from hpc_es.records import Assignment, Episode, EvalId
+from hpc_es.records import Episode, EvalId
 from hpc_es.worker.rollout import Player
 
 CHAT = Chat(({"role": "user", "content": "What is the capital of France?"},), {})
@@ -80,7 +81,7 @@ def play(server: ChatServer, tasks: range | tuple[int, ...] = (5, 3, 8), env: En
         engine = await start_engine(config.model, config.engine, threads=1)
         try:
             player = Player(config, engine, lambda kind: env or envs.make_for(config, kind))
-            assignment = Assignment(EvalId(0, 0), 0, "eval", None, tuple(tasks), sampling_seed=11)
+            assignment = built_assignment(EvalId(0, 0), 0, "eval", None, tuple(tasks), sampling_seed=11)
             return await player.play(assignment), engine
         finally:
             await engine.close()

@@ -4,8 +4,10 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
+from builders import Counted, built_assignment, built_commit
+
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Commit, Episode, EvalId, Kind, Member, Result, UpdateMember
+from hpc_es.records import Assignment, Episode, EvalId, Member, Purpose, Result
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.later import EvalJournal
 from hpc_es.store.records import (
@@ -107,10 +109,10 @@ class _Clock:
         return self.now
 
 
-def _assignment(rng: random.Random, version: int, slot: int, kind: Kind, update: int) -> Assignment:
+def _assignment(rng: random.Random, version: int, slot: int, kind: Purpose, update: int) -> Assignment:
     member = Member(rng.getrandbits(64), 1, 1e-3) if kind == "train" else None
-    tasks = tuple(range(4)) if kind == "train" else tuple(range(-6 * (slot + 1), -6 * slot))
-    return Assignment(EvalId(version, slot), update, kind, member, tasks, rng.getrandbits(64))
+    tasks = tuple(range(4)) if kind == "train" else tuple(range(6 * slot, 6 * slot + 6))
+    return built_assignment(EvalId(version, slot), update, kind, member, tasks, rng.getrandbits(64))
 
 
 def _evaluate(rng: random.Random, clock: _Clock, assignment: Assignment) -> Iterator[AnyRecord]:
@@ -131,7 +133,7 @@ def _episode(rng: random.Random, task: int, reward: float) -> Episode:
 
 
 def _evaluate_centre(rng: random.Random, clock: _Clock, version: int) -> Iterator[AnyRecord]:
-    batches = tuple(_assignment(rng, version, slot, "eval", 0) for slot in (-1, -2))
+    batches = tuple(_assignment(rng, version, slot, "eval", 0) for slot in (0, 1))
     yield Planned(clock(), version, batches)
     for batch in batches:
         yield from _evaluate(rng, clock, batch)
@@ -149,8 +151,7 @@ def _void_one(rng: random.Random, clock: _Clock, version: int) -> Iterator[AnyRe
 def _commit(clock: _Clock, version: int, cohort: list[Result]) -> Iterator[AnyRecord]:
     results = sorted(cohort, key=lambda result: result.eval_id)
     members = tuple(
-        UpdateMember(result.eval_id, 7, 1, 1e-3, 0, result.fitness, result.fitness - 0.5, 2.0**-20)
-        for result in results
+        Counted(result.eval_id, 7, 1, 1e-3, 0, result.fitness, result.fitness - 0.5, 2.0**-20) for result in results
     )
-    yield Committed(clock(), Commit(version, 5e-4, members))
+    yield Committed(clock(), built_commit(version, 5e-4, members))
     yield Digested(clock(), version, 2**63 + version, 0.5, 0.01)

@@ -9,6 +9,7 @@ import signal
 import sys
 
 import scripted
+from builders import built_assignment
 
 from hpc_es import envs
 from hpc_es.calls import CALLS
@@ -16,7 +17,7 @@ from hpc_es.config import Config
 from hpc_es.envs.guard import process_guard
 from hpc_es.errors import EnvError
 from hpc_es.launch.witness import died_as_command, stand_witness
-from hpc_es.records import Assignment, EvalId
+from hpc_es.records import EvalId
 from hpc_es.worker.rollout import Player
 
 
@@ -40,7 +41,7 @@ def main(env: str, step_timeout: float) -> int:
     )
     before = signal.getsignal(signal.SIGTERM)
     player = Player(config, Guesser(), lambda kind: envs.make_for(config, kind))
-    assignment = Assignment(EvalId(0, 0), 1, "train", None, (0, 1), sampling_seed=1)
+    assignment = built_assignment(EvalId(0, 0), 1, "train", None, (0, 1), sampling_seed=1)
     try:
         episodes = asyncio.run(player.play(assignment))
     except EnvError as error:

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from builders import Counted, built_assignment, built_commit
 
 from hpc_es.envs.base import TaskFacts
 from hpc_es.envs.manifest import Manifest
 from hpc_es.methods.es.shaping import coefficients, utilities
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Member, Result
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.read import Run, read
@@ -147,7 +148,7 @@ class _Play:
 
     def assignment(self, slot: int, update: int) -> Assignment:
         member = Member(self.rng.getrandbits(64), 1, SIGMA)
-        return Assignment(EvalId(self.version, slot), update, "train", member, (0, 1), self.rng.getrandbits(64))
+        return built_assignment(EvalId(self.version, slot), update, "train", member, (0, 1), self.rng.getrandbits(64))
 
     # --- what comes of it ---
 
@@ -177,12 +178,12 @@ class _Play:
         shaped = utilities("zscore", [result.fitness for _, result in ready])
         factors = coefficients(ALPHA, shaped, [1] * len(ready))
         members = tuple(
-            UpdateMember(a.eval_id, a.member.seed, 1, SIGMA, 0, r.fitness, u, c)
+            Counted(a.eval_id, a.member.seed, 1, SIGMA, 0, r.fitness, u, c)
             for (a, r), u, c in zip(ready, shaped, factors, strict=True)
             if a.member is not None
         )
         self.now += 0.05
-        commit, norm = self.staged.finish(Commit(update, ALPHA, members))
+        commit, norm = self.staged.finish(built_commit(update, ALPHA, members))
         yield Committed(self.now, commit)
         yield Digested(self.now + 0.01, update, 100 + update, norm, 0.01)
         self.version, self.slots = update, 0
@@ -195,8 +196,8 @@ class _Play:
         if self.version not in self.staged.success:
             return
         solved, tasks = self.staged.success[self.version], range(self.staged.num_tasks)
-        slots = range(-1, -1 - self.staged.repeats, -1)
-        plan = [Assignment(EvalId(self.version, slot), 0, "eval", None, tuple(tasks), 3) for slot in slots]
+        slots = range(self.staged.repeats)
+        plan = [built_assignment(EvalId(self.version, slot), 0, "eval", None, tuple(tasks), 3) for slot in slots]
         yield Planned(self.now, self.version, tuple(plan))
         for more, assignment in enumerate(plan):
             yield Leased(self.now, assignment.eval_id, "w0", 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_checkpoint
+from builders import Counted, built_commit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from hpc_es.errors import ModelError, StoreError
 from hpc_es.noise import noise, reference, tensor_id
 from hpc_es.params import Arena, check_memory, combine, layout, num_bytes
 from hpc_es.params.arena import Dtype
-from hpc_es.records import Commit, EvalId, Member, UpdateMember
+from hpc_es.records import Commit, EvalId, Member
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -30,14 +31,14 @@ def model(tmp_path: Path) -> Path:
 
 def commit(version: int, *, num_subspaces: int = 1, null: bool = False) -> Commit:
     members = tuple(
-        UpdateMember(
+        Counted(
             *(EvalId(version - 1, slot), 2**63 + 100 * version + slot, 1, 1e-3, slot % num_subspaces, 0.0, 0.0),
             0.0 if null else float(np.float32(1e-6 * (slot - 1.3))),
             99 + version,
         )
         for slot in range(4)
     )
-    return Commit(version, 5e-4, members, null, num_subspaces, 99 + version)
+    return built_commit(version, 5e-4, members, null, num_subspaces, 99 + version)
 
 
 COMMITS = [commit(1), commit(2, num_subspaces=3), commit(3, null=True), commit(4), commit(5)]

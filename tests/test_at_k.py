@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import built_assignment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -18,7 +19,7 @@ from hpc_es.analysis.statistics.intervals import bootstrap_mean
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError, NothingToShow
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Episode, EvalId, Result
+from hpc_es.records import Episode, EvalId, Result
 from hpc_es.store import Run, read
 from hpc_es.store.journal import read_journal
 from hpc_es.store.later import EvalJournal
@@ -164,7 +165,7 @@ def play_later(root: Path, name: str, config: dict[str, Any], versions: tuple[in
     later = EvalJournal.open(RunPaths(root), name, started)
     for version in versions:
         plan = tuple(
-            Assignment(EvalId(version, -1 - repeat), 0, "eval", None, tuple(range(12)), repeat)
+            built_assignment(EvalId(version, repeat), 0, "eval", None, tuple(range(12)), repeat)
             for repeat in range(repeats)
         )
         later.append(Planned(1.0, version, plan))

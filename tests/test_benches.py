@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import Counted, built_assignment, built_commit
 from fake_run import started
 
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Commit, EvalId, Result, UpdateMember
+from hpc_es.records import EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
 
@@ -57,7 +58,7 @@ def test_what_a_commit_waits_for_and_the_heads_own_time_are_read_from_the_journa
     writer, begun = JournalWriter.create(RunPaths(tmp_path), started), 0.0
     for version, full in enumerate((10.0, 20.0, 40.0, 80.0)):
         ready = full + 4 * (version == 1)
-        centre = Assignment(EvalId(version, 2), 0, "centre", None, (), 0)
+        centre = built_assignment(EvalId(version, 2), 0, "centre", None, (), 0)
         writer.append(journal.Planned(begun, version, (centre,)))
         for slot, (begins, ends) in enumerate(((begun, full), (begun + 1, full - 1))):
             result = Result(EvalId(version, slot), 0.5, (), 1, 0.0, 0.0, 1.0)
@@ -66,8 +67,8 @@ def test_what_a_commit_waits_for_and_the_heads_own_time_are_read_from_the_journa
         if version == 2:
             result = Result(EvalId(version, 2), 0.5, (), 1, 0.0, 0.0, 1.0)
             writer.append(journal.Reported(ready + 0.3, "w0", result, ready, ready + 0.3, 1))
-        members = [UpdateMember(EvalId(version, slot), 1, 1, 0.1, 0, 0.5, 0.0, 0.0) for slot in (0, 1)]
-        writer.append(journal.Committed(ready + 0.05, Commit(version + 1, 0.1, tuple(members))))
+        members = [Counted(EvalId(version, slot), 1, 1, 0.1, 0, 0.5, 0.0, 0.0) for slot in (0, 1)]
+        writer.append(journal.Committed(ready + 0.05, built_commit(version + 1, 0.1, tuple(members))))
         writer.append(journal.Digested(full + 3, version + 1, 1, 0.0, 2.5))
         begun = ready + full / 100
     writer.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from builders import Counted, built_commit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ from hpc_es.params import Arena, checkpoint
 from hpc_es.params.catch_up import HOPE, Costs, Measured, Way, full_work, ways, work
 from hpc_es.params.lab_model import write_lab_model
 from hpc_es.paths import RunPaths
-from hpc_es.records import Commit, EvalId, UpdateMember
+from hpc_es.records import Commit, EvalId
 from hpc_es.worker.catch_up import CatchUp, Pending
 
 seconds = st.floats(0, 1e6)
@@ -26,10 +27,10 @@ versions = st.integers(0, 60)
 
 def commit(version: int, num_members: int = 4, null: bool = False, num_subspaces: int = 1) -> Commit:
     members = [
-        UpdateMember(EvalId(version - 1, slot), 100 * version + slot, 1, 0.1, 0, 0.0, 0.0, 1e-5)
+        Counted(EvalId(version - 1, slot), 100 * version + slot, 1, 0.1, 0, 0.0, 0.0, 1e-5)
         for slot in range(num_members)
     ]
-    return Commit(version, 0.1, tuple(members), null, num_subspaces)
+    return built_commit(version, 0.1, tuple(members), null, num_subspaces)
 
 
 def test_commits_that_come_in_several_answers_are_all_obtained():

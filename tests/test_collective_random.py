@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from builders import built_commit
 from collective_peers import HOST, PROCESSES, Worker
 
 from hpc_es.config.schema import TransportConfig
@@ -19,7 +20,6 @@ from hpc_es.errors import TransportError
 from hpc_es.head.crew import Crew
 from hpc_es.head.instructions import Broadcast, Instruction, OpenGroup, Send
 from hpc_es.head.plane import Plane
-from hpc_es.records import Commit
 from hpc_es.transport import messages
 from hpc_es.transport.backends import Offer
 from hpc_es.transport.collective import EpochEvent, EpochUp, HeadCollective, WorkerCollective, sha256
@@ -124,7 +124,7 @@ class Run:
         if when == "before":
             self.fault(fault, rng)
         self.hear(0.0)
-        instructions = self.timed(self.plane.announce, Commit(version, 0.1, ()))
+        instructions = self.timed(self.plane.announce, built_commit(version, 0.1, ()))
         instructions += self.timed(self.plane.change_epoch)
         assert sum(isinstance(instruction, OpenGroup) for instruction in instructions) <= 1
         for number, instruction in enumerate(instructions):
@@ -175,7 +175,7 @@ class Run:
         match message:
             case messages.Fetch(first=version):
                 announce = self.announced[version]
-                data = messages.encode_commit(Commit(version, 0.1, ()))
+                data = messages.encode_commit(built_commit(version, 0.1, ()))
                 worker.pipe.send(messages.Announce(version, 0, len(data), announce.sha256, data))
             case messages.EpochReady(epoch=epoch, detail=detail):
                 self.plane.end_epoch(epoch, detail)

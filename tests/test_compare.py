@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import built_assignment
 from fake_run import started, write_later
 from msgspec.structs import replace
 from staged_run import Staged, stage, write_facts
@@ -15,7 +16,7 @@ from hpc_es.analysis.statistics.compare import Policy, compare, outcomes_by_task
 from hpc_es.cli import app
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError
-from hpc_es.records import Assignment, Episode, EvalId, Result
+from hpc_es.records import Episode, EvalId, Result
 from hpc_es.store.read import Run, read
 from hpc_es.store.records import Planned, Reported
 
@@ -142,9 +143,9 @@ def test_a_version_that_was_not_evaluated_is_named(tmp_path: Path) -> None:
 def test_a_later_evaluation_counts_where_the_run_made_none_or_a_smaller_one(tmp_path: Path) -> None:
     run = make(tmp_path / "a", 30)
     for version, count in ((5, 12), (8, 12), (4, 60)):
-        eval_id, tasks = EvalId(version, -1), tuple(range(count))
+        eval_id, tasks = EvalId(version, 0, 0, "eval"), tuple(range(count))
         episodes = tuple(Episode(task, 0.125, False, 1, 0, 1, 1, 0.0, 0.0, "terminated") for task in tasks)
-        plan = Planned(0.0, version, (Assignment(eval_id, 0, "eval", None, tasks, 1),))
+        plan = Planned(0.0, version, (built_assignment(eval_id, 0, "eval", None, tasks, 1),))
         report = Reported(1.0, "later", Result(eval_id, 0.125, episodes, 5, 0.0, 0.0, 0.0), 0.0, 1.0, 1)
         first = replace(started(1, 0), base_digest=7, config_json=json.dumps(run.config))
         write_later(tmp_path / "a", f"later{version}", [first, plan, report])
@@ -157,9 +158,9 @@ def test_a_later_evaluation_counts_where_the_run_made_none_or_a_smaller_one(tmp_
 
 def test_an_evaluation_with_other_decoding_does_not_stand_in_for_one_of_the_run(tmp_path: Path) -> None:
     run = make(tmp_path / "a", 30)
-    eval_id, tasks = EvalId(6, -1), tuple(range(60))
+    eval_id, tasks = EvalId(6, 0, 0, "eval"), tuple(range(60))
     episodes = tuple(Episode(task, 0.125, False, 1, 0, 1, 1, 0.0, 0.0, "terminated") for task in tasks)
-    plan = Planned(0.0, 6, (Assignment(eval_id, 0, "eval", None, tasks, 1),))
+    plan = Planned(0.0, 6, (built_assignment(eval_id, 0, "eval", None, tasks, 1),))
     report = Reported(1.0, "later", Result(eval_id, 0.125, episodes, 5, 0.0, 0.0, 0.0), 0.0, 1.0, 1)
     config = json.dumps({**run.config, "sampling": {"temperature": 0.7}})
     write_later(tmp_path / "a", "warm", [replace(started(1, 0), base_digest=7, config_json=config), plan, report])

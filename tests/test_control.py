@@ -11,6 +11,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 import zmq
+from builders import Counted, built_assignment, built_commit
 from control_peers import (
     BEAT_S,
     EVAL_ID,
@@ -34,7 +35,7 @@ from hypothesis import strategies as st
 from hpc_es.errors import TransportError
 from hpc_es.params.arena import update_of
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Commit, Episode, EvalId, Member, OptimiserStep, Result, UpdateMember
+from hpc_es.records import Episode, EvalId, Member, OptimiserStep, Result
 from hpc_es.transport import messages as m
 from hpc_es.transport.control import HeadServer
 from hpc_es.transport.observer import ask
@@ -42,7 +43,7 @@ from hpc_es.transport.secrets import create_secrets, load_secrets
 
 EPISODE = Episode(7, 0.5, False, 3, 1, 90, 12, 0.8, 0.1, "truncated")
 RESULT = Result(EVAL_ID, 0.5, (EPISODE,), 2**64 - 1, 0.1, 0.2, 0.3)
-COMMIT = Commit(4, 5e-4, (UpdateMember(EVAL_ID, 2**64 - 1, -1, 1e-3, 0, 0.5, 1.0, 1e-7),))
+COMMIT = built_commit(4, 5e-4, (Counted(EVAL_ID, 2**64 - 1, -1, 1e-3, 0, 0.5, 1.0, 1e-7),))
 # A status request with one more field, an array in an array in an array ...
 BOTTOMLESS = b"\x92\x00\x82\xa4type\xadStatusRequest\xa4more" + b"\x91" * 100_000
 TO_HEAD = [
@@ -63,7 +64,7 @@ TO_WORKER = [
     m.Welcome(4, "abc"),
     m.Refused("another noise table"),
     m.Unknown(),
-    m.Work(Assignment(EVAL_ID, 4, "train", Member(2**64 - 1, -1, 1e-3), (1, 2), 5)),
+    m.Work(built_assignment(EVAL_ID, 4, "train", Member(2**64 - 1, -1, 1e-3), (1, 2), 5)),
     m.Ack(EVAL_ID),
     m.Announce(4, 1, 900, b"\x00" * 32, None),
     m.Records((COMMIT,)),
@@ -111,8 +112,8 @@ def test_every_message_to_a_worker_arrives_unchanged_and_in_order(paths: RunPath
 
 
 def test_an_announced_commit_asks_of_an_arena_what_the_journalled_one_does() -> None:
-    members = tuple(UpdateMember(EvalId(3, i), 2**63 + i, -1, 1e-3, i % 2, 0.1 * i, 0.3, 0.5 - i, 7) for i in range(4))
-    commit = Commit(4, 5e-4, members, num_subspaces=2, partition_seed=9)
+    members = tuple(Counted(EvalId(3, i), 2**63 + i, -1, 1e-3, i % 2, 0.1 * i, 0.3, 0.5 - i, 7) for i in range(4))
+    commit = built_commit(4, 5e-4, members, num_subspaces=2, partition_seed=9)
     assert update_of(m.decode_commit(m.encode_commit(commit))) == update_of(commit)
     for damaged in (b"neither packed nor a commit", zlib.compress(b"packed")):
         with pytest.raises(TransportError, match="cannot be read"):
@@ -123,8 +124,8 @@ def test_all_but_the_scores_of_a_commit_arrives() -> None:
     step = OptimiserStep("adam", -1e-3, 0.9, 0.1, 0.999, 0.001, 1e-8)
     rng = random.Random(0)
     members = tuple(
-        UpdateMember(
-            EvalId(rng.randrange(300), rng.randrange(-5, 2**31), rng.randrange(3)),
+        Counted(
+            EvalId(rng.randrange(300), rng.randrange(2**31), rng.randrange(3)),
             rng.getrandbits(64),
             rng.choice((1, -1)),
             rng.random(),
@@ -136,7 +137,7 @@ def test_all_but_the_scores_of_a_commit_arrives() -> None:
         )
         for _ in range(50)
     )
-    for commit in (Commit(2**31, 5e-4, members, False, 4, 2**64 - 1, step), Commit(1, 0.1, (), null=True)):
+    for commit in (built_commit(2**31, 5e-4, members, False, 4, 2**64 - 1, step), built_commit(1, 0.1, (), null=True)):
         assert m.decode_commit(m.encode_commit(commit)) == commit
 
 

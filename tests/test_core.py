@@ -5,12 +5,13 @@ from collections import Counter
 
 import msgspec
 import pytest
+from builders import counted, es
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from theatre import Stage, make_config
 
 from hpc_es.head.events import Deserted, GroupFailed, Received, StopAsked, Tick
-from hpc_es.methods.es.planning import make_commit, member_of, plan_evaluation, replacement
+from hpc_es.methods.evaluation import plan_evaluation
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 
@@ -46,24 +47,24 @@ def test_an_answer_to_fetch_holds_what_one_message_may(monkeypatch, most, answer
 
 def test_evaluations_are_repeated_with_seeds_of_their_own_the_same_at_every_version():
     stage = undisturbed(eval={"repeats": 3})
-    planned = [a for record in records_of(stage, journal.Planned) for a in record.assignments if a.kind == "eval"]
+    planned = [a for record in records_of(stage, journal.Planned) for a in record.assignments if a.purpose == "eval"]
     seeds = {}
     for version in (0, 2, 3):
         batches = [a for a in planned if a.version == version]
-        assert [a.eval_id.slot for a in batches] == [-1, -2, -3, -4, -5, -6]
+        assert [a.eval_id.slot for a in batches] == [0, 1, 2, 3, 4, 5]
         assert [a.tasks for a in batches] == 3 * [(0, 1), (2,)]
         seeds[version] = [a.sampling_seed for a in batches]
     assert seeds[0] == seeds[2] == seeds[3]
     assert len(set(seeds[0])) == 6
-    once = [a for r in records_of(undisturbed(), journal.Planned) for a in r.assignments if a.kind == "eval"]
+    once = [a for r in records_of(undisturbed(), journal.Planned) for a in r.assignments if a.purpose == "eval"]
     assert once[0].sampling_seed == seeds[0][0], "the first repeat is what a run without repeats plays"
     assert stage.commits() == undisturbed().commits()
 
 
 def test_a_repeat_that_fails_is_played_again_with_its_own_seeds():
-    (void,) = list(plan_evaluation(make_config(eval={"repeats": 2}), 1, 0))[1:]
-    again = replacement(make_config(), void)
-    assert (str(again.eval_id), again.sampling_seed, again.tasks) == ("0.-2r1", void.sampling_seed, void.tasks)
+    (void,) = list(plan_evaluation(make_config(eval={"repeats": 2}), 1, 1, 0))[1:]
+    again = es(make_config()).replacement(void)
+    assert (str(again.eval_id), again.sampling_seed, again.tasks) == ("0.eval1r1", void.sampling_seed, void.tasks)
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 5, 9])
@@ -72,14 +73,14 @@ def test_the_number_of_workers_changes_no_commit(num_workers):
 
 
 def test_every_evaluation_is_counted_once():
-    counted = Counter(member.eval_id for commit in undisturbed().commits() for member in commit.members)
+    counted = Counter(each.eval_id for commit in undisturbed().commits() for each in commit.consumed)
     assert set(counted.values()) == {1}
     assert len(counted) == 12
 
 
 def test_members_of_a_commit_are_sorted_and_fresh():
     for commit in undisturbed(5).commits():
-        ids = [member.eval_id for member in commit.members]
+        ids = [member.eval_id for member in counted(commit)]
         assert ids == sorted(ids)
         assert {eval_id.version for eval_id in ids} == {commit.version - 1}
 
@@ -99,7 +100,7 @@ def test_a_commit_waits_for_the_digest_of_its_predecessor():
 def test_evaluations_come_before_the_last_round_of_members_where_there_are_several(num_workers: int, last: str):
     """So no full cohort waits for them to begin. Where one round does, they fill the wait for the slowest member."""
     stage = undisturbed(num_workers)
-    kinds = {a.eval_id: a.kind for record in records_of(stage, journal.Planned) for a in record.assignments}
+    kinds = {a.eval_id: a.purpose for record in records_of(stage, journal.Planned) for a in record.assignments}
     first = [kinds[lease.eval_id] for lease in records_of(stage, journal.Leased) if lease.eval_id.version == 0]
     assert Counter(first) == {"train": 4, "eval": 2}
     assert first[-1] == last
@@ -151,9 +152,9 @@ def test_an_evaluation_that_fails_is_void_and_replaced_by_a_new_member():
     stage.run()
     void = records_of(stage, journal.Voided)
     assert [str(record.eval_id) for record in void] == ["0.0", "0.0r1"]
-    first = stage.commits()[0].members[0]
+    first = counted(stage.commits()[0])[0]
     assert str(first.eval_id) == "0.0r2"
-    assert first.seed != undisturbed().commits()[0].members[0].seed
+    assert first.seed != counted(undisturbed().commits()[0])[0].seed
 
 
 def test_a_run_whose_evaluations_only_fail_gives_up_and_says_why():
@@ -172,7 +173,7 @@ def test_a_worker_with_other_bits_is_quarantined_and_nothing_of_it_counts():
     stage.run()
     assert records_of(stage, journal.Voided)
     for record in records_of(stage, journal.Reported):
-        if any(record.result.eval_id == m.eval_id for commit in stage.commits() for m in commit.members):
+        if any(record.result.eval_id == m.eval_id for commit in stage.commits() for m in counted(commit)):
             assert record.result.digest == stage.core.ledger.digests[record.result.eval_id.version]
     assert any("quarantined" in note.what for note in records_of(stage, journal.Noted))
 
@@ -238,10 +239,13 @@ def test_a_cohort_without_spread_commits_a_null_update():
     config = make_config()
     stage = undisturbed()
     entries = [record for record in records_of(stage, journal.Reported) if record.result.eval_id.version == 0][:4]
-    cohort = [(member_of(config, r.result.eval_id, 1), msgspec.structs.replace(r.result, fitness=0.5)) for r in entries]
-    commit = make_commit(config, 1, cohort)
+    method = es(config)
+    cohort = [
+        (method.assign(0, r.result.eval_id.slot, 1), msgspec.structs.replace(r.result, fitness=0.5)) for r in entries
+    ]
+    commit = method.commit(1, cohort)
     assert commit.null
-    assert all(member.coefficient == 0 for member in commit.members)
+    assert all(member.coefficient == 0 for member in counted(commit))
 
 
 def test_a_stop_request_checkpoints_and_sends_the_workers_home():

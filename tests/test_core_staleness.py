@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from theatre import BASE_DIGEST, Stage, make_config
 
+from hpc_es import methods
 from hpc_es.head.events import Received
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.status import Anchor, status
-from hpc_es.methods.es.planning import schedule_of
 from hpc_es.staleness import Composed, lag
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
@@ -29,26 +29,26 @@ def records_of(stage: Stage, kind: type) -> list:
 
 
 def lags_of(stage: Stage) -> list[Counter[int]]:
-    return [Counter(lag(m.eval_id.version, commit.version) for m in commit.members) for commit in stage.commits()]
+    return [Counter(commit.lags) for commit in stage.commits()]
 
 
 def check(stage: Stage) -> None:
     """What must be true of every run, however it went."""
-    config, schedule = stage.config, schedule_of(stage.config)
+    config, schedule = stage.config, methods.make(stage.config).schedule()
     assert stage.exit is not None
     assert stage.exit.finished
     assert [commit.version for commit in stage.commits()] == list(range(1, config.run.num_updates + 1))
-    counted = Counter(member.eval_id for commit in stage.commits() for member in commit.members)
-    assert not counted or max(counted.values()) == 1
+    times = Counter(each.eval_id for commit in stage.commits() for each in commit.consumed)
+    assert not times or max(times.values()) == 1
     dropped = {r.eval_id for r in stage.records if isinstance(r, journal.Voided | journal.Discarded)}
-    assert not dropped & counted.keys()
+    assert not dropped & times.keys()
     for update, lags in enumerate(lags_of(stage), start=1):
         assert lags.total() == config.es.population
         assert max(lags) <= schedule.max_lag
         if isinstance(schedule, Composed):
             assert lags == schedule.composition(update)
     for commit in stage.commits():
-        ids = [member.eval_id for member in commit.members]
+        ids = [each.eval_id for each in commit.consumed]
         assert ids == sorted(ids)
     refolded = Ledger()
     for record in stage.records:
@@ -208,7 +208,7 @@ def test_hold_does_not_starve_a_slow_evaluation():
     assert stage.core.ledger.version <= late.version + 2  # nobody went past it
     stage.run()
     check(stage)
-    assert any(member.eval_id == late for commit in stage.commits() for member in commit.members)
+    assert any(each.eval_id == late for commit in stage.commits() for each in commit.consumed)
 
 
 def test_hold_goes_on_when_the_slow_worker_is_lost():
@@ -319,11 +319,11 @@ def test_the_centre_on_the_members_batch_is_measured_once_per_version_and_before
     stage.run()
     check(stage)
     planned = [a for r in records_of(stage, journal.Planned) for a in r.assignments]
-    centres = [a for a in planned if a.kind == "centre"]
+    centres = [a for a in planned if a.purpose == "centre"]
     assert [a.version for a in centres] == [0, 1, 2]
     assert all(a.member is None for a in centres)
     for version in range(3):
-        batches = {a.tasks for a in planned if a.version == version and a.kind != "eval"}
+        batches = {a.tasks for a in planned if a.version == version and a.purpose != "eval"}
         assert len(batches) == 1
     assert sorted(stage.core.ledger.centres) == [0, 1, 2]
 

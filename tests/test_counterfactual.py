@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_checkpoint
+from builders import Counted, built_commit, counted
 from staged_run import Staged, stage
 from typer.testing import CliRunner
 
@@ -18,7 +19,7 @@ from hpc_es.methods.es.shaping import centred_ranks, zscore
 from hpc_es.noise import noise
 from hpc_es.paths import RunPaths
 from hpc_es.recorded.counterfactual import Drop, cosine, counterfactual, direction, exact_cosine, norm_ratio
-from hpc_es.records import Commit, Episode, EvalId, Member, Result, UpdateMember
+from hpc_es.records import Commit, Episode, EvalId, Member, Result
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Committed, Started
 
@@ -43,12 +44,12 @@ def run(tmp_path: Path) -> Path:
     return make_run(tmp_path / "run", staged)
 
 
-def member(seed: int, coefficient: float, *, sign: int = 1, subspace: int = 0, partition: int = 0) -> UpdateMember:
-    return UpdateMember(EvalId(0, seed), seed, sign, 1e-3, subspace, 0.0, 0.0, coefficient, partition)
+def member(seed: int, coefficient: float, *, sign: int = 1, subspace: int = 0, partition: int = 0) -> Counted:
+    return Counted(EvalId(0, seed), seed, sign, 1e-3, subspace, 0.0, 0.0, coefficient, partition)
 
 
-def commit_of(*members: UpdateMember, num_subspaces: int = 1) -> Commit:
-    return Commit(1, 5e-4, members, num_subspaces=num_subspaces)
+def commit_of(*members: Counted, num_subspaces: int = 1) -> Commit:
+    return built_commit(1, 5e-4, members, num_subspaces=num_subspaces)
 
 
 def test_other_shaping_turns_each_update_by_the_angle_of_its_utilities(run: Path) -> None:
@@ -57,7 +58,7 @@ def test_other_shaping_turns_each_update_by_the_angle_of_its_utilities(run: Path
     commits = [record.commit for record in read_journal(run) if isinstance(record, Committed)]
     assert [line.update for line in found.lines] == [1, 2, 3, 4, 5, 6]
     for line, commit in zip(found.lines, commits, strict=True):
-        fitness = [m.fitness for m in commit.members]
+        fitness = [m.fitness for m in counted(commit)]
         a, b = np.array(zscore(fitness)), np.array(centred_ranks(fitness))
         assert line.cosine == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)), abs=1e-6)
         assert line.norm_ratio == pytest.approx(np.sqrt((b @ b) / (a @ a)), rel=1e-6)
@@ -81,8 +82,8 @@ def test_weights_by_lag_shorten_the_noise_of_stale_members(run: Path) -> None:
     found = counterfactual(run, ["es.lag_weight.kind=exponential", "es.lag_weight.rate=0.5"])
     commits = [record.commit for record in read_journal(run) if isinstance(record, Committed)]
     for line, commit in zip(found.lines, commits, strict=True):
-        a = np.array([m.coefficient for m in commit.members])
-        b = a * np.exp([-0.5 * (commit.version - 1 - m.eval_id.version) for m in commit.members])
+        a = np.array([m.coefficient for m in counted(commit)])
+        b = a * np.exp([-0.5 * (commit.version - 1 - m.eval_id.version) for m in counted(commit)])
         assert line.cosine == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)), abs=1e-6)
         assert line.norm_ratio == pytest.approx(np.sqrt((b @ b) / (a @ a)), rel=1e-6)
     assert found.lines[0].norm_ratio == pytest.approx(1.0)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import Counted, built_commit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,7 +18,7 @@ from hpc_es.params.arena import Arena
 from hpc_es.params.base import HostBase, Target
 from hpc_es.params.regions import Region, choose_counted
 from hpc_es.params.tiny_llama import write_tiny_llama
-from hpc_es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
+from hpc_es.records import EvalId, Member, OptimiserStep
 
 MEMBER = Member(seed=0x0123456789ABCDEF, sign=-1, sigma=0.02)
 
@@ -208,12 +209,12 @@ def test_every_rank_holds_its_shard_of_the_same_member_and_their_shares_make_the
     monkeypatch.setattr("hpc_es.params.base.CHUNK", 1024)
     arena = Arena.from_pretrained(folder, exclude=["*.1.mlp*"], optimiser="adam")
     ranks, made = bases(arena, num_ranks, dtype)
-    moved = UpdateMember(EvalId(0, 1), 77, 1, 0.01, 0, 0.5, 1.0, float(np.float32(1e-5)))
+    moved = Counted(EvalId(0, 1), 77, 1, 0.01, 0, 0.5, 1.0, float(np.float32(1e-5)))
     step = OptimiserStep("adam", 5e-4, 0.9, 0.1, 0.999, 0.001, 1e-8)
     reports = []
     for base in made:
         arena.version = 0
-        reports.append(base.apply([Commit(version=1, alpha=0.01, members=(moved,), step=step)]))
+        reports.append(base.apply([built_commit(version=1, alpha=0.01, members=(moved,), step=step)]))
     assert sum(report.digest for report in reports) % 2**64 == arena.digest()
     part = Member(seed=9, sign=1, sigma=0.04, subspace=1, num_subspaces=4, partition_seed=3)
     for member in (MEMBER, None, part):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import scripted
+from builders import built_assignment
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +22,7 @@ from hpc_es.envs.docvqa import dataset, env, pages, prompt
 from hpc_es.envs.docvqa.anls import anls, distance, is_exact
 from hpc_es.envs.sandbox import Ran
 from hpc_es.errors import ConfigError, EnvError
-from hpc_es.records import Assignment, EvalId
+from hpc_es.records import EvalId
 from hpc_es.worker.rollout import Player
 
 CONFIG = Path(__file__).resolve().parent.parent / "configs" / "tasks" / "docvqa.yaml"
@@ -321,7 +322,7 @@ def test_an_episode_that_outgrows_the_context_ends_without_a_reward_and_forgets_
         }
     )
     engine = Reads()
-    assignment = Assignment(EvalId(0, 0), 1, "train", None, (0,), sampling_seed=11)
+    assignment = built_assignment(EvalId(0, 0), 1, "train", None, (0,), sampling_seed=11)
     player = Player(config, engine, lambda kind: envs.make("docvqa"))
     (episode,) = asyncio.run(player.play(assignment))
     assert (episode.ended, episode.reward, episode.success) == ("context", 0.0, False)

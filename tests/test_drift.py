@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import small_checkpoint
+from builders import Counted, built_commit, counted
 from msgspec.structs import replace
 from staged_run import ALPHA, Staged, stage, sync, tail
 
@@ -18,7 +19,7 @@ from hpc_es.errors import NothingToShow
 from hpc_es.methods.es import optimiser
 from hpc_es.methods.es.shaping import coefficients, fp32, zscore
 from hpc_es.params import Arena
-from hpc_es.records import Commit, EvalId, UpdateMember
+from hpc_es.records import Commit, EvalId
 from hpc_es.store import Run
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -36,11 +37,12 @@ def replayed(root: Path, model: Path, kind: optimiser.Kind = "none", num_subspac
 
     def finish(commit: Commit) -> tuple[Commit, float]:
         step = optimiser.step(kind, alpha=1e-3, update=commit.version, beta1=0.9, beta2=0.99, epsilon=1e-8)
-        members = tuple(
-            replace(member, subspace=place % num_subspaces, partition_seed=commit.version)
-            for place, member in enumerate(commit.members)
+        terms = tuple(
+            replace(term, subspace=place % num_subspaces, partition_seed=commit.version)
+            for place, term in enumerate(commit.seeds.terms)
         )
-        commit = replace(commit, step=step, num_subspaces=num_subspaces, members=members)
+        body = replace(commit.seeds, step=step, num_subspaces=num_subspaces, terms=terms)
+        commit = replace(commit, body=body)
         return commit, arena.apply([commit]).update_norm
 
     es = {"subspaces": num_subspaces, "optimiser": {"kind": kind}}
@@ -113,10 +115,10 @@ def commit(version: int, fitness: list[float], *, alpha: float = ALPHA, pairs: b
     signs = [-1 if pairs and place % 2 else 1 for place in range(len(fitness))]
     scaled = coefficients(alpha * groups, utilities, signs)
     members = tuple(
-        UpdateMember(EvalId(version - 1, k), k // 2 if pairs else k, signs[k], 1e-3, k % groups, fitness[k], u, c)
+        Counted(EvalId(version - 1, k), k // 2 if pairs else k, signs[k], 1e-3, k % groups, fitness[k], u, c)
         for k, (u, c) in enumerate(zip(utilities, scaled, strict=True))
     )
-    return Commit(version, alpha, members, num_subspaces=groups)
+    return built_commit(version, alpha, members, num_subspaces=groups)
 
 
 def test_a_walk_of_seventy_updates_has_the_shares_of_webarena() -> None:
@@ -145,7 +147,7 @@ def test_members_that_share_their_noise_are_dealt_utilities_together() -> None:
 
 
 def test_a_null_commit_makes_no_step() -> None:
-    null = Commit(2, ALPHA, commit(2, [1.0, 2.0]).members, null=True)
+    null = built_commit(2, ALPHA, counted(commit(2, [1.0, 2.0])), null=True)
     found = walk((commit(1, [1.0, 2.0]), null))
     assert found.steps[1] == 0
     assert found.distances[1] == found.distances[0] > 0
@@ -153,13 +155,13 @@ def test_a_null_commit_makes_no_step() -> None:
 
 def test_a_walk_with_momentum_is_that_of_its_recursion() -> None:
     beta, alpha = 0.9, 0.01
-    commits = tuple(
-        replace(
-            commit(version, [1.0, 2.0, 3.0, 5.0], alpha=1.0),
-            step=optimiser.step("momentum", alpha=alpha, update=version, beta1=beta, beta2=0.999, epsilon=1e-8),
-        )
-        for version in range(1, 31)
-    )
+
+    def stepped(version: int) -> Commit:
+        plain = commit(version, [1.0, 2.0, 3.0, 5.0], alpha=1.0)
+        step = optimiser.step("momentum", alpha=alpha, update=version, beta1=beta, beta2=0.999, epsilon=1e-8)
+        return replace(plain, body=replace(plain.seeds, step=step))
+
+    commits = tuple(map(stepped, range(1, 31)))
     gradient = math.sqrt(gradient_variance(commits[0]))
     expected = alpha * gradient * (1 - beta) * math.sqrt((1 - beta**60) / (1 - beta**2))
     assert walk(commits).steps[-1] == pytest.approx(expected, rel=0.02)
@@ -190,7 +192,7 @@ def test_figures_of_movement(tmp_path: Path, model: Path) -> None:
 
 def test_fp32_is_what_a_coefficient_is_rounded_to() -> None:
     """The weights that `gradient_variance` recovers are those of the schedule, up to this rounding."""
-    assert commit(1, [0.0, 1.0]).members[0].coefficient == fp32(-ALPHA / 2 / 4096 / (1 + 2e-8))
+    assert counted(commit(1, [0.0, 1.0]))[0].coefficient == fp32(-ALPHA / 2 / 4096 / (1 + 2e-8))
 
 
 def test_tails_are_replayed_too(tmp_path: Path, model: Path) -> None:

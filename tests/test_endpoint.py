@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import scripted
+from builders import built_assignment, built_commit
 from chat_server import ChatServer, Reply, refuses, says
 from endpoint_bench import CHAT, ask, echo, info_of, make_config, play, started
 
@@ -18,7 +19,7 @@ from hpc_es.engine.base import Chat, Completion
 from hpc_es.envs.base import Message, Observation, StepResult
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
 from hpc_es.launch import prepare
-from hpc_es.records import Assignment, Commit, EvalId, Member
+from hpc_es.records import EvalId, Member
 from hpc_es.worker.rollout import Player
 
 pytestmark = pytest.mark.usefixtures("quick_endpoint")
@@ -181,7 +182,7 @@ def test_an_endpoint_is_the_centre_of_version_0_and_nothing_else():
         assert (engine.version, engine.digest) == (0, engine.info.base_digest)
         for change in (
             engine.perturb(Member(seed=1, sign=1, sigma=1e-3)),
-            engine.update([Commit(version=1, alpha=0.1, members=())]),
+            engine.update([built_commit(version=1, alpha=0.1, members=())]),
             engine.load(prepare.Path("somewhere")),
         ):
             with pytest.raises(EngineError, match="a frozen endpoint cannot be trained"):
@@ -341,7 +342,7 @@ def test_a_slow_server_is_asked_by_as_many_as_allowed_at_once(at_once):
         engine = await start_engine(config.model, config.engine, threads=1)
         player = Player(config, engine, lambda kind: envs.make_for(config, kind))
         tasks = tuple(range(at_once))
-        await player.play(Assignment(EvalId(0, 0), 0, "eval", None, tasks, sampling_seed=1))
+        await player.play(built_assignment(EvalId(0, 0), 0, "eval", None, tasks, sampling_seed=1))
         # the engine keeps to the limit by itself, too
         await asyncio.gather(*(engine.chat(CHAT, SamplingConfig(), seed=n) for n in range(2 * at_once)))
         await engine.close()

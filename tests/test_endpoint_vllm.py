@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import scripted
+from builders import built_assignment
 
 from hpc_es import envs
 from hpc_es.config.schema import Config, EngineConfig, ModelConfig, SamplingConfig
@@ -24,7 +25,7 @@ from hpc_es.engine.base import Chat, Completion, Engine
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import EngineError
 from hpc_es.params.models import get_model
-from hpc_es.records import Assignment, Episode, EvalId
+from hpc_es.records import Episode, EvalId
 from hpc_es.worker.rollout import Player
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.model, pytest.mark.timeout(1200)]
@@ -115,7 +116,7 @@ def play(config: Config, tasks: range, env: Env | None = None) -> tuple[tuple[Ep
 
         engine.chat = listening  # type: ignore[method-assign]
         player = Player(config, engine, lambda kind: env or envs.make_for(config, kind))
-        assignment = Assignment(EvalId(0, 0), 0, "eval", None, tuple(tasks), sampling_seed=3)
+        assignment = built_assignment(EvalId(0, 0), 0, "eval", None, tuple(tasks), sampling_seed=3)
         try:
             return await player.play(assignment), heard
         finally:

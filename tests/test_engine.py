@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
+from builders import Counted, built_commit
 from msgspec import structs
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
@@ -30,7 +31,7 @@ from hpc_es.params.lab_model import write_lab_model
 from hpc_es.params.models import get_model
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
-from hpc_es.records import Commit, EvalId, Member, OptimiserStep, UpdateMember
+from hpc_es.records import Commit, EvalId, Member, OptimiserStep
 
 T = TypeVar("T")
 
@@ -133,12 +134,10 @@ async def _start(kind: str, model: ModelConfig) -> Engine:
 
 def commit(version: int) -> Commit:
     members = tuple(
-        UpdateMember(
-            EvalId(version - 1, slot), 77 * version + slot, 1, 0.01, 0, 0.5, 1.0, float(np.float32(1e-6 * slot))
-        )
+        Counted(EvalId(version - 1, slot), 77 * version + slot, 1, 0.01, 0, 0.5, 1.0, float(np.float32(1e-6 * slot)))
         for slot in range(1, 4)
     )
-    return Commit(version=version, alpha=0.01, members=members)
+    return built_commit(version=version, alpha=0.01, members=members)
 
 
 def in_every_engine(test: Callable[..., None]) -> Callable[..., None]:

@@ -6,20 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import small_checkpoint
+from builders import es
 from typer.testing import CliRunner
 
 from hpc_es.cli import app
 from hpc_es.config import Config, load, save
 from hpc_es.errors import ConfigError, DigestMismatch, HpcEsError
-from hpc_es.methods.es import planning
 from hpc_es.methods.es.optimiser import Kind
 from hpc_es.params import Arena
 from hpc_es.paths import RunPaths
 from hpc_es.recorded.fork import Fork, plan_fork, theta_digest, write_fork
 from hpc_es.recorded.verify import replay
-from hpc_es.records import EvalId, Result
+from hpc_es.records import Result
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
+from hpc_es.store.records import SCHEMA_VERSION
 
 NUM_UPDATES = 3
 
@@ -50,15 +51,16 @@ def make_origin(folder: Path, monkeypatch: pytest.MonkeyPatch, optimiser: Kind =
     paths.root.mkdir(parents=True)
     save(config, paths.config)
     arena = Arena.from_pretrained("model", exclude=["*norm*"], optimiser=optimiser)
-    start = journal.Started(0.0, 1, "origin", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host")
+    start = journal.Started(
+        0.0, SCHEMA_VERSION, "origin", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host"
+    )
     writer = JournalWriter.create(paths, lambda generation, sealed: start)
     for version in range(NUM_UPDATES):
         cohort = []
         for slot in range(4):
-            assignment = planning.assign(config, EvalId(version, slot), version + 1, "train", (0,))
-            assert assignment.member is not None
-            cohort.append((assignment.member, Result(assignment.eval_id, 0.1 * slot, (), 0, 0.0, 0.0, 0.0)))
-        commit = planning.make_commit(config, version + 1, cohort)
+            assignment = es(config).assign(version, slot, version + 1)
+            cohort.append((assignment, Result(assignment.eval_id, 0.1 * slot, (), 0, 0.0, 0.0, 0.0)))
+        commit = es(config).commit(version + 1, cohort)
         report = arena.apply([commit])
         writer.append(journal.Committed(1.0, commit))
         writer.append(journal.Digested(1.0, commit.version, report.digest, report.update_norm, 0.0))

@@ -12,6 +12,7 @@ from typing import Any
 import h5py
 import pandas as pd
 import pytest
+from builders import counted
 from fake_run import BASE_DIGEST, NUM_EVAL_TASKS, fake_records, later_eval, started, write_later, write_run
 from hdf5_tables import assert_same, from_journal, tables
 from msgspec import structs
@@ -76,7 +77,7 @@ def test_staleness_can_be_recomputed_for_every_accepted_evaluation(root: Path) -
         member.eval_id: record.commit.version - 1 - member.eval_id.version
         for record in read_journal(root)
         if isinstance(record, Committed)
-        for member in record.commit.members
+        for member in counted(record.commit)
     }
     assert len(accepted) == len(lag_of)
     for _, row in accepted.iterrows():

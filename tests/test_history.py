@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from builders import built_assignment
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from hpc_es.config.schema import Config
 from hpc_es.engine.base import Completion
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import EnvError
-from hpc_es.records import Assignment, EvalId
+from hpc_es.records import EvalId
 from hpc_es.worker.history import History, without_thoughts
 from hpc_es.worker.rollout import Player
 
@@ -143,7 +144,7 @@ def play(env: Env) -> Thinks:
         }
     )
     engine = Thinks()
-    assignment = Assignment(EvalId(0, 0), 1, "train", None, (0,), sampling_seed=1)
+    assignment = built_assignment(EvalId(0, 0), 1, "train", None, (0,), sampling_seed=1)
     asyncio.run(Player(config, engine, lambda kind: env).play(assignment))
     return engine
 

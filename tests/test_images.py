@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import scripted
+from builders import built_assignment
 from PIL import Image
 from tiny_vision import NUM_IMAGE_TOKENS, write_tiny_vision
 
@@ -17,7 +18,7 @@ from hpc_es.engine.base import Completion, Illustrated
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
 from hpc_es.head.tasks import count_tasks
-from hpc_es.records import Assignment, Episode, EvalId, Member
+from hpc_es.records import Episode, EvalId, Member
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import Trajectory
 
@@ -89,7 +90,7 @@ def settings(**task: Any) -> Config:
 
 
 def play(engine, env: Env, config: Config, keep=None) -> tuple[Episode, ...]:
-    assignment = Assignment(EvalId(0, 0), 1, "train", None, (0,), sampling_seed=1)
+    assignment = built_assignment(EvalId(0, 0), 1, "train", None, (0,), sampling_seed=1)
     return asyncio.run(Player(config, engine, lambda kind: env, keep).play(assignment))
 
 
@@ -221,7 +222,7 @@ def test_what_cannot_be_shown_is_said(looking: Looking) -> None:
 def test_docvqa_is_played_by_a_model_that_sees_the_page(looking: Looking) -> None:
     config = settings().model_copy(update={"engine": EngineConfig(max_model_len=512), "sampling": GREEDY})
     player = Player(config, looking.engine, lambda kind: envs.make("docvqa", page="image", max_turns=2))
-    assignment = Assignment(EvalId(0, 0), 1, "train", None, (0, 1), sampling_seed=1)
+    assignment = built_assignment(EvalId(0, 0), 1, "train", None, (0, 1), sampling_seed=1)
     episodes = looking.runner.run(player.play(assignment))
     assert [(episode.turns, episode.ended, episode.invalid_actions) for episode in episodes] == [
         (2, "truncated", 2)

@@ -201,7 +201,7 @@ def test_a_newer_schema_is_refused_with_both_versions(tmp_path: Path) -> None:
         return msgspec.structs.replace(started(generation, predecessor_bytes), schema_version=7)
 
     JournalWriter.create(RunPaths(tmp_path), future)
-    with pytest.raises(StoreError, match="schema version 7; this hpc_es reads up to 1"):
+    with pytest.raises(StoreError, match="schema version 7; this hpc_es reads up to 2"):
         notes(tmp_path)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import first_release
 import pytest
+from builders import Counted, built_assignment, built_commit
 from fake_run import started
 from msgspec.structs import replace
 from test_journal import create, note, notes, run_python, write
@@ -17,7 +18,7 @@ from test_journal import create, note, notes, run_python, write
 from hpc_es.errors import JournalDamaged, StoreError
 from hpc_es.head.ledger import Ledger
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Commit, EvalId, Member, UpdateMember
+from hpc_es.records import EvalId, Member
 from hpc_es.store.frames import END_MARK_BYTES, Frames
 from hpc_es.store.journal import JournalWriter, fold_journal, is_being_written, read_file, read_journal, write_file
 from hpc_es.store.records import AnyRecord, Committed, Digested, Leased, Planned, Started
@@ -231,14 +232,14 @@ def test_what_is_only_named_like_a_checkpoint_is_ignored_with_a_warning(tmp_path
 
 # --- records that contradict each other -----------------------------------------------------------------------------
 
-PLANNED = Assignment(EvalId(0, 0), 1, "train", Member(7, 1, 0.5), (0,), 3)
-COMMIT = Commit(1, 0.5, (UpdateMember(EvalId(0, 0), 7, 1, 0.5, 0, 1.0, 0.0, 0.0),))
+PLANNED = built_assignment(EvalId(0, 0), 1, "train", Member(7, 1, 0.5), (0,), 3)
+COMMIT = built_commit(1, 0.5, (Counted(EvalId(0, 0), 7, 1, 0.5, 0, 1.0, 0.0, 0.0),))
 CONTRADICTIONS: dict[str, tuple[list[AnyRecord], str]] = {
     "never planned": ([Leased(1.0, EvalId(0, 5), "w", 1)], "evaluation .* was never planned"),
     "planned twice": ([Planned(1.0, 0, (PLANNED, PLANNED))], "planned twice"),
     "committed without a result": ([Planned(1.0, 0, (PLANNED,)), Committed(1.0, COMMIT)], "which is queued"),
     "a commit is missing": ([Committed(1.0, replace(COMMIT, version=2))], "commit 2 follows commit 0"),
-    "a commit without members": ([Committed(1.0, replace(COMMIT, members=()))], "has no members"),
+    "a commit that consumes nothing": ([Committed(1.0, replace(COMMIT, consumed=()))], "consumes nothing"),
     "a digest without its commit": ([Digested(1.0, 1, 5, 0.1, 0.1)], "digest of theta_1, but no commit"),
     "two digests": ([Digested(1.0, 0, 5, 0.1, 0.1)], "theta_0 has two digests"),
 }

@@ -11,9 +11,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from hpc_es import methods
 from hpc_es.config import load
 from hpc_es.config.schema import Config
-from hpc_es.methods.es.planning import schedule_of
 
 TOOL = Path(__file__).resolve().parent.parent / "tools" / "lab" / "staleness_study.py"
 
@@ -47,7 +47,7 @@ def test_the_conditions_differ_in_their_schedules_and_in_nothing_else(study: Mod
     others, schedules = set(), set()
     for job in study.jobs(tmp_path, 1):
         config = config_of(job.command([]))
-        schedules.add((str(schedule_of(config)), config.es.control))
+        schedules.add((str(methods.make(config).schedule()), config.es.control))
         plain = config.model_copy(update={"es": config.es.model_copy(update={"control": "none"})})
         others.add(plain.model_dump_json(exclude={"staleness": True, "launch": True, "slurm": True, "run": {"name"}}))
     assert len(schedules) == 13

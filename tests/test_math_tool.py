@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import scripted
+from builders import built_assignment
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from hpc_es.envs.math_tool.judge import number
 from hpc_es.envs.math_tool.prompt import Answer, Call, Refusal
 from hpc_es.envs.sandbox import Limits
 from hpc_es.errors import ConfigError, EnvError
-from hpc_es.records import Assignment, EvalId
+from hpc_es.records import EvalId
 from hpc_es.worker.rollout import Player
 
 TASKS = Path(__file__).resolve().parent.parent / "configs" / "tasks"
@@ -211,7 +212,7 @@ def test_a_worker_plays_it_and_what_outgrows_the_context_has_failed(room: int, o
         }
     )
     player = Player(config, _Student(), lambda kind: envs.make_for(config, kind))
-    episodes = asyncio.run(player.play(Assignment(EvalId(0, 0), 1, "train", None, (0, 0), sampling_seed=11)))
+    episodes = asyncio.run(player.play(built_assignment(EvalId(0, 0), 1, "train", None, (0, 0), sampling_seed=11)))
     assert {(each.ended, each.success, each.reward, each.turns) for each in episodes} == {outcome}
 
 

@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import small_checkpoint
+from builders import Counted, built_commit, counted
+from builders import es as method_of
 
 from hpc_es.config.es import EsConfig
 from hpc_es.config.schema import Config
 from hpc_es.errors import VerifyError
-from hpc_es.methods.es import optimiser, planning, shaping
+from hpc_es.methods.es import optimiser, shaping
 from hpc_es.noise import Array, noise, reference, tensor_id
 from hpc_es.params import Arena
-from hpc_es.records import Commit, EvalId, Member, Result, UpdateMember
+from hpc_es.records import Assignment, Commit, EvalId, Member, Result
 
 SEED, NUM_UPDATES, STALE = 11, 5, 2
 """From update 2 on, so many members of every cohort were measured one version before."""
@@ -61,15 +63,15 @@ def fitness(theta: Mapping[str, Array], version: int) -> float:
     return -sum(float(np.mean((values - 0.5) ** 2)) for values in theta.values()) - version % 3
 
 
-def measure(config: Config, arena: Arena, slot: int) -> tuple[Member, Result]:
+def measure(config: Config, arena: Arena, slot: int) -> tuple[Assignment, Result]:
     """One member around the arena's theta, as a worker would."""
-    assignment = planning.assign(config, EvalId(arena.version, slot), arena.version + 1, "train", (0,))
+    assignment = method_of(config).assign(arena.version, slot, arena.version + 1)
     assert assignment.member is not None
     weights = {name: arena.perturbed(name, assignment.member, "float32") for name in arena.names}
-    return assignment.member, Result(assignment.eval_id, fitness(weights, arena.version), (), 0, 0.0, 0.0, 0.0)
+    return assignment, Result(assignment.eval_id, fitness(weights, arena.version), (), 0, 0.0, 0.0, 0.0)
 
 
-Cohort = list[tuple[Member, Result]]
+Cohort = list[tuple[Assignment, Result]]
 
 
 def commits_of(config: Config, arena: Arena) -> list[tuple[Commit, Cohort, dict[int, float]]]:
@@ -79,7 +81,7 @@ def commits_of(config: Config, arena: Arena) -> list[tuple[Commit, Cohort, dict[
         centres[arena.version] = fitness({name: arena.tensor(name) for name in arena.names}, arena.version)
         cohort = kept + [measure(config, arena, slot) for slot in range(8 - len(kept))]
         kept = [measure(config, arena, slot) for slot in range(8, 8 + STALE)]
-        commit = planning.make_commit(config, update, cohort, centres)
+        commit = method_of(config).commit(update, cohort, centres)
         assert not commit.null
         arena.apply([commit])
         made.append((commit, cohort, dict(centres)))
@@ -96,7 +98,7 @@ class Dense:
         self.v = {name: np.zeros_like(theta) for name, theta in self.theta.items()}
 
     def update(self, es: EsConfig, alpha: float, number: int, cohort: Cohort, centres: Mapping[int, float]) -> None:
-        members, versions = [m for m, _ in cohort], np.array([r.eval_id.version for _, r in cohort])
+        members, versions = [a.member for a, _ in cohort], np.array([r.eval_id.version for _, r in cohort])
         weights = np.array([1 / sum(m.subspace == other.subspace for other in members) for m in members])
         utilities = self.utilities(es, np.array([r.fitness for _, r in cohort]), versions, centres)
         lags = number - 1 - versions
@@ -143,8 +145,8 @@ def test_updates_are_those_of_the_dense_reference(model: Path, es: dict[str, Any
     arena = arena_of(config)
     dense, before = Dense(arena), arena_of(config)
     for commit, cohort, centres in commits_of(config, arena):
-        assert commit.alpha == pytest.approx(0.3 - 0.05 * (commit.version - 1))
-        dense.update(config.es, commit.alpha, commit.version, cohort, centres)
+        assert commit.seeds.alpha == pytest.approx(0.3 - 0.05 * (commit.version - 1))
+        dense.update(config.es, commit.seeds.alpha, commit.version, cohort, centres)
     for name in arena.trained:
         moved = np.abs(arena.tensor(name) - before.tensor(name)).max()
         assert np.abs(arena.tensor(name).ravel() - dense.theta[name]).max() < 3e-6 * max(1.0, moved)
@@ -175,7 +177,7 @@ def test_fitness_climbs_with_every_method(model: Path) -> None:
         for update in range(1, 4):
             cohort = [measure(config, arena, slot) for slot in range(40)]
             theta = {n: arena.tensor(n) for n in arena.names}
-            arena.apply([planning.make_commit(config, update, cohort, {update - 1: fitness(theta, update - 1)})])
+            arena.apply([method_of(config).commit(update, cohort, {update - 1: fitness(theta, update - 1)})])
         assert fitness({n: arena.tensor(n) for n in arena.trained}, 0) > begin, name
 
 
@@ -184,18 +186,19 @@ def test_fitness_climbs_with_every_method(model: Path) -> None:
 
 def one_hot(config: Config, slot: int) -> tuple[Member, Commit]:
     """Update 1 if utility is 1 for one member and 0 for all others."""
-    members = [planning.member_of(config, EvalId(0, s), 1) for s in range(8)]
-    results = [Result(EvalId(0, s), float(s), (), 0, 0.0, 0.0, 0.0) for s in range(8)]
-    made = planning.make_commit(config, 1, list(zip(members, results, strict=True)))
+    members = [method_of(config).member_of(EvalId(0, s), 1) for s in range(8)]
+    made = method_of(config).commit(1, cohort_of(config, 1, [float(s) for s in range(8)]))
     utilities, signs = [float(s == slot) for s in range(8)], [member.sign for member in members]
-    alpha = 1.0 if made.step else made.alpha
+    alpha = 1.0 if made.seeds.step else made.seeds.alpha
     weights = [1 / sum(m.subspace == member.subspace for m in members) for member in members]
     coefficients = shaping.coefficients(alpha, utilities, signs, weights)
     changed = [
-        UpdateMember(m.eval_id, m.seed, m.sign, m.sigma, m.subspace, m.fitness, u, c, m.partition_seed)
-        for m, u, c in zip(made.members, utilities, coefficients, strict=True)
+        Counted(m.eval_id, m.seed, m.sign, m.sigma, m.subspace, m.fitness, u, c, m.partition_seed)
+        for m, u, c in zip(counted(made), utilities, coefficients, strict=True)
     ]
-    commit = Commit(1, made.alpha, tuple(changed), False, made.num_subspaces, made.partition_seed, made.step)
+    commit = built_commit(
+        1, made.seeds.alpha, tuple(changed), False, made.seeds.num_subspaces, made.seeds.partition_seed, made.seeds.step
+    )
     return members[slot], commit
 
 
@@ -240,12 +243,12 @@ def test_a_one_hot_utility_moves_theta_along_the_noise_that_was_evaluated(
 
 def test_subspaces_of_one_cohort_have_equal_shares_and_together_cover_everything(model: Path) -> None:
     config = configured(model, subspaces=4)
-    members = [planning.member_of(config, EvalId(3, slot), 4) for slot in range(8)]
+    members = [method_of(config).member_of(EvalId(3, slot), 4) for slot in range(8)]
     assert [m.subspace for m in members] == [0, 1, 2, 3] * 2
     assert {(m.partition_seed, m.num_subspaces, m.sigma) for m in members} == {(members[0].partition_seed, 4, 2e-2)}
-    assert planning.member_of(config, EvalId(0, 0), 4).partition_seed == members[0].partition_seed
-    assert planning.member_of(config, EvalId(4, 0), 5).partition_seed != members[0].partition_seed
-    pairs = [planning.member_of(configured(model, subspaces=4, mirrored=True), EvalId(3, s), 4) for s in range(8)]
+    assert method_of(config).member_of(EvalId(0, 0), 4).partition_seed == members[0].partition_seed
+    assert method_of(config).member_of(EvalId(4, 0), 5).partition_seed != members[0].partition_seed
+    pairs = [method_of(configured(model, subspaces=4, mirrored=True)).member_of(EvalId(3, s), 4) for s in range(8)]
     assert [m.subspace for m in pairs] == [0, 0, 1, 1, 2, 2, 3, 3]
     arena = arena_of(config)
     name = "model.embed_tokens.weight"
@@ -261,21 +264,22 @@ def test_subspaces_of_one_cohort_have_equal_shares_and_together_cover_everything
 def cohort_of(config: Config, update: int, values: list[float]) -> Cohort:
     ids = [EvalId(update - 1, slot) for slot in range(len(values))]
     results = [Result(i, value, (), 0, 0.0, 0.0, 0.0) for i, value in zip(ids, values, strict=True)]
-    return [(planning.member_of(config, result.eval_id, update), result) for result in results]
+    method = method_of(config)
+    return [(method.assign(update - 1, result.eval_id.slot, update), result) for result in results]
 
 
 def test_a_random_walk_does_not_look_at_the_fitness(model: Path) -> None:
     config = configured(model, control="random-walk", baseline="centre")
-    flat = planning.make_commit(config, 1, cohort_of(config, 1, [0.5] * 8))
-    other = planning.make_commit(config, 1, cohort_of(config, 1, [float(slot) for slot in range(8)]))
+    flat = method_of(config).commit(1, cohort_of(config, 1, [0.5] * 8))
+    other = method_of(config).commit(1, cohort_of(config, 1, [float(slot) for slot in range(8)]))
     assert not flat.null
-    utilities = [member.utility for member in flat.members]
-    assert utilities == [member.utility for member in other.members]
-    assert [member.fitness for member in other.members] == [float(slot) for slot in range(8)]
+    utilities = [member.utility for member in counted(flat)]
+    assert utilities == [member.utility for member in counted(other)]
+    assert [member.fitness for member in counted(other)] == [float(slot) for slot in range(8)]
     assert np.mean(utilities) == pytest.approx(0, abs=1e-12)
     assert np.std(utilities) == pytest.approx(1, abs=1e-6)
-    next_one = planning.make_commit(config, 2, cohort_of(config, 2, [0.5] * 8))
-    assert utilities != [member.utility for member in next_one.members]
+    next_one = method_of(config).commit(2, cohort_of(config, 2, [0.5] * 8))
+    assert utilities != [member.utility for member in counted(next_one)]
 
 
 @pytest.mark.parametrize("kind", ["none", "adam"])
@@ -285,7 +289,7 @@ def test_an_update_whose_sigma_or_alpha_has_come_to_nothing_is_null(model: Path,
     config = configured(model, **{ends: schedule}, optimiser={"kind": kind})
     arena = arena_of(config)
     for update in range(1, NUM_UPDATES + 1):
-        commit = planning.make_commit(config, update, cohort_of(config, update, [float(s) for s in range(8)]))
+        commit = method_of(config).commit(update, cohort_of(config, update, [float(s) for s in range(8)]))
         before, report = arena.digest(), arena.apply([commit])
         assert commit.null == (update == NUM_UPDATES) == (report.digest == before)
 
@@ -293,9 +297,9 @@ def test_an_update_whose_sigma_or_alpha_has_come_to_nothing_is_null(model: Path,
 def test_a_null_update_leaves_the_optimisers_state_alone(model: Path) -> None:
     config = configured(model, optimiser={"kind": "momentum"})
     arena = arena_of(config)
-    arena.apply([planning.make_commit(config, 1, cohort_of(config, 1, [float(s) for s in range(8)]))])
+    arena.apply([method_of(config).commit(1, cohort_of(config, 1, [float(s) for s in range(8)]))])
     digest = arena.digest()
-    null = planning.make_commit(config, 2, cohort_of(config, 2, [0.25] * 8))
+    null = method_of(config).commit(2, cohort_of(config, 2, [0.25] * 8))
     assert null.null
     assert arena.apply([null]).digest == digest
 
@@ -304,13 +308,13 @@ def test_a_batch_that_is_flat_says_nothing_even_where_means_would_round(model: P
     """The mean of three times 0.1 is not 0.1 in floats."""
     config = configured(model, baseline="batch")
     cohort = cohort_of(config, 2, [0.1] * 3) + cohort_of(config, 3, [0.7] * 5)
-    assert planning.make_commit(config, 3, cohort).null
+    assert method_of(config).commit(3, cohort).null
 
 
 def test_a_missing_centre_is_named(model: Path) -> None:
     config = configured(model, baseline="centre")
     with pytest.raises(VerifyError, match=r"update 1 needs the fitness of the centre at versions \[0\]"):
-        planning.make_commit(config, 1, cohort_of(config, 1, [float(s) for s in range(8)]))
+        method_of(config).commit(1, cohort_of(config, 1, [float(s) for s in range(8)]))
 
 
 def test_scalars_of_adam_follow_the_published_formula() -> None:
@@ -355,6 +359,6 @@ def test_runs_without_these_methods_keep_the_bits_that_they_always_had(
     arena = Arena.from_pretrained(model)
     for update in (1, 2, 3):
         values = [(slot * 7919 + update * 104729) % 101 / 101 for slot in range(6)]
-        digest = arena.apply([planning.make_commit(config, update, cohort_of(config, update, values))]).digest
+        digest = arena.apply([method_of(config).commit(update, cohort_of(config, update, values))]).digest
     assert arena.base_digest == 0x6E04BEC2AB4F2400
     assert digest == PINNED[mirrored, kind]

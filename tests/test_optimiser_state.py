@@ -6,20 +6,22 @@ import msgspec
 import numpy as np
 import pytest
 import small_checkpoint
+from builders import es
 
 from hpc_es.config.schema import Config
 from hpc_es.errors import ModelError, StoreError
-from hpc_es.methods.es import planning
 from hpc_es.methods.es.optimiser import STATE, Kind
 from hpc_es.noise import reference, tensor_id
 from hpc_es.params import Arena, check_memory, checkpoint, combine, num_bytes
 from hpc_es.params.export import export
 from hpc_es.paths import RunPaths
 from hpc_es.recorded.verify import replay, verify
-from hpc_es.records import Commit, Episode, EvalId, Member, Result
+from hpc_es.records import Commit, Episode, Member, Result
+from hpc_es.store import first_schema
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.model import read_model
+from hpc_es.store.records import SCHEMA_VERSION
 
 KINDS: list[Kind] = ["momentum", "adam"]
 NUM_UPDATES = 4
@@ -37,7 +39,7 @@ def configured(model: Path, kind: Kind) -> Config:
 
 
 def assignments(config: Config, version: int) -> list[journal.Assignment]:
-    return [planning.assign(config, EvalId(version, slot), version + 1, "train", (0,)) for slot in range(4)]
+    return [es(config).assign(version, slot, version + 1) for slot in range(4)]
 
 
 def result_of(assignment: journal.Assignment, digest: int = 0) -> Result:
@@ -49,8 +51,8 @@ def result_of(assignment: journal.Assignment, digest: int = 0) -> Result:
 def commits(config: Config) -> list[Commit]:
     made = []
     for version in range(NUM_UPDATES):
-        cohort = [(a.member, result_of(a)) for a in assignments(config, version) if a.member is not None]
-        made.append(planning.make_commit(config, version + 1, cohort))
+        cohort = [(a, result_of(a)) for a in assignments(config, version)]
+        made.append(es(config).commit(version + 1, cohort))
     return made
 
 
@@ -151,7 +153,8 @@ def test_replay_and_verify_rebuild_the_state_from_the_journal(config: Config, tm
     run.root.mkdir()
     text = config.model_dump_json()
     writer = JournalWriter.create(
-        run, lambda generation, sealed: journal.Started(0.0, 1, "r", 1, 0, text, arena.base_digest, {}, "host")
+        run,
+        lambda generation, sealed: journal.Started(0.0, SCHEMA_VERSION, "r", 1, 0, text, arena.base_digest, {}, "host"),
     )
     digests = [arena.digest()]
     for commit in commits(config):
@@ -195,5 +198,7 @@ def test_the_state_counts_in_the_memory_that_a_node_must_have(config: Config) ->
 def test_the_record_of_a_step_survives_the_wire_and_old_records_have_none(config: Config) -> None:
     commit = commits(config)[0]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(commit), type=Commit) == commit
-    old = {"version": 1, "alpha": 0.5, "members": [], "null": True}
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=Commit).step is None
+    old = {"type": "Committed", "time": 1.0, "commit": {"version": 1, "alpha": 0.5, "members": [], "null": True}}
+    (read,) = first_schema.decode(memoryview(msgspec.msgpack.encode([old])))
+    assert isinstance(read, journal.Committed)
+    assert read.commit.seeds.step is None

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from builders import Counted, built_commit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import EPISODE, H100, QWEN_4B, QWEN_27B, config_of, of, planned
@@ -15,7 +16,7 @@ from hpc_es.planner.compute import compute_of
 from hpc_es.planner.memory import GIB, gpu_memory, memory_of
 from hpc_es.planner.phases import phases_of
 from hpc_es.planner.wire import wire_of
-from hpc_es.records import Commit, EvalId, UpdateMember
+from hpc_es.records import EvalId
 from hpc_es.simulator.durations import parse
 from hpc_es.simulator.simulate import simulate
 from hpc_es.transport.messages import decode_commit, encode_commit
@@ -163,10 +164,9 @@ def test_the_record_is_as_long_as_that_of_a_commit_like_it():
     config = config_of(es={"population": 30})
     found = wire_of(config, of(QWEN_4B), EPISODE, num_workers=1)
     members = [
-        UpdateMember(EvalId(1, slot), 2**63 + slot**12, 1, 1e-3, 0, 0.5, 1.0, 4.7e-9 * (slot + 0.3))
-        for slot in range(30)
+        Counted(EvalId(1, slot), 2**63 + slot**12, 1, 1e-3, 0, 0.5, 1.0, 4.7e-9 * (slot + 0.3)) for slot in range(30)
     ]
-    other = encode_commit(Commit(2, 5e-4, tuple(members)))
+    other = encode_commit(built_commit(2, 5e-4, tuple(members)))
     assert len(decode_commit(other).members) == 30
     assert found.record == pytest.approx(len(other), rel=0.25)
 

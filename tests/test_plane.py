@@ -1,8 +1,10 @@
 """What the core decides about the collective plane: backends, epochs, and who is sent theta."""
 
 import pytest
+from builders import built_commit
 from theatre import Stage, make_config
 
+from hpc_es import methods
 from hpc_es.config.schema import TransportConfig
 from hpc_es.head.core import Core
 from hpc_es.head.crew import Crew
@@ -10,8 +12,8 @@ from hpc_es.head.events import Received, Tick, TransferEnded, TransferReady, Upd
 from hpc_es.head.instructions import Append, Broadcast, Instruction, OpenGroup, Send, Transfer, Update
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.plane import NCCL_TRIES, SOON_APPLIED, Plane
-from hpc_es.methods.es.planning import Tasks
-from hpc_es.records import Commit, EvalId
+from hpc_es.methods.base import Tasks
+from hpc_es.records import EvalId
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 from hpc_es.transport.backends import Offer
@@ -69,9 +71,9 @@ def test_the_epoch_changes_once_per_commit_and_only_with_its_members() -> None:
     (opened,) = theatre.plane.change_epoch()
     theatre.plane.group_up(1)
     assert theatre.plane.change_epoch() == []
-    assert kinds(theatre.plane.announce(Commit(5, 0.1, ()))) == [Send, Send, Broadcast]
+    assert kinds(theatre.plane.announce(built_commit(5, 0.1, ()))) == [Send, Send, Broadcast]
     theatre.crew.leave("a")
-    told = theatre.plane.announce(Commit(6, 0.1, ()))
+    told = theatre.plane.announce(built_commit(6, 0.1, ()))
     assert kinds(told) == [Send]
     assert isinstance(told[0], Send)
     assert isinstance(told[0].message, messages.Announce)
@@ -90,7 +92,7 @@ def test_too_many_workers_for_a_gloo_group_get_commits_over_the_control_plane_un
     for name in "cd":
         theatre.join(name)
         assert theatre.plane.change_epoch() == []
-        told = theatre.plane.announce(Commit(5, 0.1, ()))
+        told = theatre.plane.announce(built_commit(5, 0.1, ()))
         assert kinds(told) == [Send] * len(theatre.crew.workers)
         assert all(isinstance(send, Send) and send.message.record is not None for send in told)  # type: ignore[union-attr]
     theatre.crew.leave("a")
@@ -184,7 +186,7 @@ def test_one_event_says_at_the_start_that_theta_cannot_be_sent(settings: dict, o
     config = make_config(transport={**BROADCAST, **settings})
     ledger = Ledger()
     ledger.apply(journal.Started(0.0, journal.SCHEMA_VERSION, "stage", 1, 0, "{}", 1, {}, ""))
-    core = Core(config, ledger, Tasks(2, 3), config_digest="", offer=offer)
+    core = Core(config, ledger, methods.make(config, Tasks(2, 3)), config_digest="", offer=offer)
     warnings = [
         f"{i.record.what} {i.record.detail}"
         for i in core.start(0.0)

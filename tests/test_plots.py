@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from builders import counted
 from staged_run import Staged, stage, staircase, sync, tail
 
 from hpc_es.analysis.figures import plots
@@ -273,7 +274,7 @@ def test_flight_and_queue_are_those_of_the_journal(runs: dict[str, Run]) -> None
             case Reported(time=time, result=result):
                 received[result.eval_id] = time
             case Committed(time=time, commit=commit):
-                for member in commit.members:
+                for member in counted(commit):
                     at = received[member.eval_id]
                     expected.append((at - leased[member.eval_id], time - at))
     found = members(run).dropna(subset="queue")

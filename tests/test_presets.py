@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from hpc_es import methods
 from hpc_es.config import load
 from hpc_es.config.schema import Config
-from hpc_es.methods.es.planning import schedule_of
 from hpc_es.simulator.accounts import Simulated
 from hpc_es.simulator.durations import parse
 from hpc_es.simulator.mismatch import DURATIONS, misfits
@@ -66,14 +66,14 @@ def load_preset(folder: Path, preset: str) -> Config:
 def test_a_condition_has_the_published_cohort(tmp_path: Path, size: str, name: str) -> None:
     config = load_preset(tmp_path, f"{size}/{name}")
     assert (config.es.population, config.es.tasks_per_member, config.run.num_updates) == SIZES[size]
-    assert schedule_of(config).composition(config.run.num_updates) == COHORTS[size][name]
+    assert methods.make(config).schedule().composition(config.run.num_updates) == COHORTS[size][name]
 
 
 @pytest.mark.parametrize(("size", "name"), NATURAL)
 def test_async_1_takes_what_comes_at_most_one_version_late(tmp_path: Path, size: str, name: str) -> None:
     config = load_preset(tmp_path, f"{size}/{name}")
     assert (config.es.population, config.es.tasks_per_member, config.run.num_updates) == SIZES[size]
-    schedule = schedule_of(config)
+    schedule = methods.make(config).schedule()
     assert (schedule.on_demand, schedule.max_lag) == (True, 1)
 
 
@@ -91,7 +91,7 @@ def test_a_condition_plays_with_the_published_lags(tmp_path: Path, size: str, na
     config, expected = load_preset(tmp_path, f"{size}/{name}"), COHORTS[size][name]
     num_updates = config.run.num_updates if max(expected) > 30 else 2 * max(expected) + 2
     run = played(config, NUM_WORKERS, num_updates)
-    compositions = [schedule_of(config).composition(update) for update in range(1, num_updates + 1)]
+    compositions = [methods.make(config).schedule().composition(update) for update in range(1, num_updates + 1)]
     assert run.lags == {
         lag: count for lag in range(129) if (count := sum(cohort.get(lag, 0) for cohort in compositions))
     }
@@ -117,7 +117,7 @@ def test_async_1_is_as_stale_as_published_by_itself(tmp_path: Path, size: str, s
 
 @pytest.mark.parametrize("size", ["16x16", "30x32"])
 def test_the_staircase_consumes_cohorts_around_theta_0_at_every_step(tmp_path: Path, size: str) -> None:
-    schedule = schedule_of(load_preset(tmp_path, f"{size}/staircase"))
+    schedule = methods.make(load_preset(tmp_path, f"{size}/staircase")).schedule()
     lags = {update: max(schedule.composition(update)) for update in range(1, 201)}
     assert [update for update in lags if update == 1 or lags[update] != lags[update - 1]] == [1, 33, 65, 129]
     assert [lags[update] for update in (1, 33, 65, 129)] == [0, 32, 64, 128]

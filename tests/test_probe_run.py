@@ -15,7 +15,7 @@ from hpc_es.cli import app
 from hpc_es.config import save
 from hpc_es.config.load import from_record
 from hpc_es.errors import ConfigError
-from hpc_es.methods.es.planning import Tasks
+from hpc_es.methods.base import Tasks
 from hpc_es.paths import RunPaths
 from hpc_es.recorded import probes
 from hpc_es.recorded.probes import NoiseScores, StaleScores, logged_cost, noise_scores, stale_scores

@@ -12,6 +12,7 @@ from typing import Any
 import jinja2
 import pytest
 import yaml
+from builders import Counted, built_commit
 from msgspec.structs import replace
 from staged_run import Staged, stage, sync
 from typer.testing import CliRunner, Result
@@ -29,9 +30,10 @@ from hpc_es.paths import RunPaths, retention_records
 from hpc_es.recorded.retention import measure as measuring
 from hpc_es.recorded.retention.measure import Wishes, measure, of_model
 from hpc_es.recorded.retention.tasks import DEFINITIONS, Examples, extract_letter, make_task, read_examples
-from hpc_es.records import Commit, EvalId, UpdateMember
+from hpc_es.records import EvalId
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
+from hpc_es.store.records import SCHEMA_VERSION
 from hpc_es.store.retention import Measured, Record, Settings, find_record, write_record
 
 lm_eval = pytest.importorskip("lm_eval")
@@ -98,10 +100,10 @@ def run(tmp_path: Path, tiny: Path) -> Path:
     paths.root.mkdir()
     save(config, paths.config)
     arena = Arena.from_pretrained(tiny)
-    start = journal.Started(0.0, 1, "run", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host")
+    start = journal.Started(0.0, SCHEMA_VERSION, "run", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host")
     writer = JournalWriter.create(paths, lambda generation, sealed: start)
-    members = (UpdateMember(EvalId(0, 0), 7, 1, 1e-3, 0, 1.0, 1.0, 1e-4),)
-    commit = Commit(1, 5e-4, members)
+    members = (Counted(EvalId(0, 0), 7, 1, 1e-3, 0, 1.0, 1.0, 1e-4),)
+    commit = built_commit(1, 5e-4, members)
     report = arena.apply([commit])
     writer.append(journal.Committed(1.0, commit))
     writer.append(journal.Digested(1.0, 1, report.digest, report.update_norm, 0.0))

@@ -8,12 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 import scripted
+from builders import built_assignment
 
 from hpc_es import envs
 from hpc_es.config.schema import Config
 from hpc_es.envs.base import Message, Observation, StepResult
 from hpc_es.errors import EngineError, EnvError, ModelError
-from hpc_es.records import Assignment, EvalId
+from hpc_es.records import EvalId
 from hpc_es.worker import rollout
 from hpc_es.worker.rollout import Player
 
@@ -32,7 +33,7 @@ def make_config(env: str, **task) -> Config:
 def play(env: str, tasks=(5, 3, 8), engine=None, **task):
     config = make_config(env, **task)
     player = Player(config, engine or scripted.Echo(), lambda kind: envs.make_for(config, kind))
-    assignment = Assignment(EvalId(0, 0), 1, "train", None, tuple(tasks), sampling_seed=11)
+    assignment = built_assignment(EvalId(0, 0), 1, "train", None, tuple(tasks), sampling_seed=11)
     return asyncio.run(player.play(assignment))
 
 
@@ -121,7 +122,7 @@ def test_the_first_environment_is_made_alone_and_the_others_at_the_same_time(fau
 
     player = Player(make_config("Steps"), scripted.Echo(), make)
     with pytest.raises(EnvError, match="no such sandbox") if fault else nullcontext():
-        asyncio.run(player.play(Assignment(EvalId(0, 0), 1, "train", None, tuple(range(4)), sampling_seed=11)))
+        asyncio.run(player.play(built_assignment(EvalId(0, 0), 1, "train", None, tuple(range(4)), sampling_seed=11)))
     assert most[True] == 1 < most[False]
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from hpc_es import envs
+from hpc_es import envs, methods
 from hpc_es.config.schema import Config, SamplingConfig
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Completion, Engine
-from hpc_es.methods.es.planning import Tasks, assign_member
+from hpc_es.methods.base import Tasks
 from hpc_es.params.models import get_model
 from hpc_es.records import Assignment, Episode
 from hpc_es.worker.rollout import Player, episode_seeds
@@ -95,7 +95,7 @@ def config(max_concurrent: int = 6) -> Config:
 
 
 def assigned(slot: int) -> Assignment:
-    return assign_member(config(), Tasks(train=256, eval=0), 0, slot, 1)
+    return methods.make(config(), Tasks(train=256, eval=0)).assign(0, slot, 1)
 
 
 @pytest.fixture(scope="module")

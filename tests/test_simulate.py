@@ -202,7 +202,7 @@ def test_wrong_durations_are_refused_with_what_is_allowed(text, message):
 def test_durations_are_read_with_units():
     durations = lasting("lognormal:median=2m,sigma=0,eval=3,head_update=1m30s")
     assert durations.evaluation(EvalId(0, 0), "train") == 120
-    assert durations.evaluation(EvalId(0, -1), "eval") == 360
+    assert durations.evaluation(EvalId(0, 0, 0, "eval"), "eval") == 360
     assert durations.head_update(1) == 90
 
 
@@ -289,7 +289,7 @@ def test_the_costs_of_a_run_are_measured(tmp_path):
     recorded(tmp_path / "run", config, lasting(LIKE_REALITY.replace("sigma=0.8", "sigma=0") + ",checkpoint=7"), 2)
     durations = of_run(read(tmp_path / "run"), population=4)
     assert durations.evaluation(EvalId(0, 0), "train") == pytest.approx(60)
-    assert durations.evaluation(EvalId(0, -1), "eval") == pytest.approx(120)
+    assert durations.evaluation(EvalId(0, 0, 0, "eval"), "eval") == pytest.approx(120)
     assert durations.catch_up(EvalId(0, 0), 3, load=False) == pytest.approx(12)
     assert durations.catch_up(EvalId(0, 0), 0, load=True) == pytest.approx(2)
     assert durations.dispatch(EvalId(0, 0)) == pytest.approx(0.5)

@@ -5,12 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from builders import built_assignment, es
 from msgspec.structs import replace
 
 from hpc_es.config import Config, save
 from hpc_es.errors import ConfigError, DigestMismatch, StoreError
-from hpc_es.methods.es import planning
-from hpc_es.methods.es.planning import Tasks
 from hpc_es.params import Arena, checkpoint
 from hpc_es.params.lab_model import write_lab_model
 from hpc_es.paths import RunPaths
@@ -20,6 +19,7 @@ from hpc_es.results import fitness_of
 from hpc_es.seeds import eval_sampling_seed
 from hpc_es.store import records as journal
 from hpc_es.store.journal import JournalWriter
+from hpc_es.store.records import SCHEMA_VERSION
 
 NUM_UPDATES = 4
 
@@ -47,19 +47,19 @@ def make_run(folder: Path, optimiser: str = "none") -> Path:
     paths.root.mkdir()
     save(config, paths.config)
     arena = Arena.from_pretrained(config.model.path, optimiser=config.es.optimiser.kind)
-    start = journal.Started(0.0, 1, "run", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host")
+    start = journal.Started(0.0, SCHEMA_VERSION, "run", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host")
     writer = JournalWriter.create(paths, lambda generation, sealed: start)
     for version in range(NUM_UPDATES):
-        assignments = [planning.assign_member(config, Tasks(99, 9), version, slot, version + 1) for slot in range(4)]
-        again = planning.replacement(config, assignments[1])
+        assignments = [es(config, 99).assign(version, slot, version + 1) for slot in range(4)]
+        again = es(config).replacement(assignments[1])
         writer.append(journal.Planned(1.0, version, (*assignments, again)))
         writer.append(journal.Voided(1.0, assignments[1].eval_id, "a fault"))
         assignments[1] = again
         results = [made_up_result(assignment, arena.digest()) for assignment in assignments]
         for result in results:
             writer.append(journal.Reported(1.0, "w0", result, 0.5, 0.9, 1))
-        cohort = [(a.member, r) for a, r in zip(assignments, results, strict=True) if a.member is not None]
-        commit = planning.make_commit(config, version + 1, cohort)
+        cohort = list(zip(assignments, results, strict=True))
+        commit = es(config).commit(version + 1, cohort)
         report = arena.apply([commit])
         writer.append(journal.Committed(1.0, commit))
         writer.append(journal.Digested(1.0, commit.version, report.digest, report.update_norm, 0.0))
@@ -83,7 +83,7 @@ async def visit(recorded: Recorded, versions: list[int]) -> list[tuple[int, floa
         for version in versions:
             await solo.become(version, None)
             seed = eval_sampling_seed(recorded.config.run.seed)
-            result = await solo.play(Assignment(EvalId(version, -1), 0, "eval", None, tuple(range(9)), seed))
+            result = await solo.play(built_assignment(EvalId(version, 0), 0, "eval", None, tuple(range(9)), seed))
             assert [episode.task for episode in result.episodes] == list(range(9))
             found.append((result.digest, result.fitness))
     return found

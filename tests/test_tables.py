@@ -47,7 +47,9 @@ def eval_rewards(records: list[AnyRecord], version: int) -> dict[int, float]:
     return {
         episode.task: episode.reward
         for record in records
-        if isinstance(record, Reported) and record.result.eval_id.slot < 0 and record.result.eval_id.version == version
+        if isinstance(record, Reported)
+        and record.result.eval_id.purpose == "eval"
+        and record.result.eval_id.version == version
         for episode in record.result.episodes
     }
 
@@ -72,7 +74,11 @@ def test_the_pairing_is_by_task_and_not_by_place(root: Path) -> None:
     expected = summary(read(root))
     records = list(read_journal(root))
     for number, record in enumerate(records):
-        if isinstance(record, Reported) and record.result.eval_id.slot < 0 and record.result.eval_id.version == 4:
+        if (
+            isinstance(record, Reported)
+            and record.result.eval_id.purpose == "eval"
+            and record.result.eval_id.version == 4
+        ):
             result = record.result
             changed = structs.replace(result, episodes=tuple(reversed(result.episodes)))
             records[number] = structs.replace(record, result=changed)
@@ -88,19 +94,21 @@ def test_a_voided_evaluation_is_not_compared(root: Path) -> None:
     place = next(
         number
         for number, record in enumerate(records)
-        if isinstance(record, Reported) and record.result.eval_id == EvalId(4, -1)
+        if isinstance(record, Reported) and record.result.eval_id == EvalId(4, 0, 0, "eval")
     )
     report = records[place]
     assert isinstance(report, Reported)
     plan = next(
-        record for record in records if isinstance(record, Planned) and record.assignments[0].eval_id == EvalId(4, -1)
+        record
+        for record in records
+        if isinstance(record, Planned) and record.assignments[0].eval_id == EvalId(4, 0, 0, "eval")
     )
-    again = structs.replace(plan.assignments[0], eval_id=EvalId(4, -1, 1))
+    again = structs.replace(plan.assignments[0], eval_id=EvalId(4, 0, 1, "eval"))
     episodes = tuple(structs.replace(episode, reward=9.0) for episode in report.result.episodes)
     result = structs.replace(report.result, eval_id=again.eval_id, episodes=episodes)
     time = report.time
     records[place + 1 : place + 1] = [
-        Voided(time, EvalId(4, -1), "wrong digest"),
+        Voided(time, EvalId(4, 0, 0, "eval"), "wrong digest"),
         Planned(time, 4, (again,)),
         Reported(time, "w0", result, time, time, 1),
     ]

@@ -5,14 +5,15 @@ from collections import Counter
 
 import pytest
 import scripted
+from builders import built_assignment
 from hypothesis import given
 from hypothesis import strategies as st
 from test_rollout import make_config
 
-from hpc_es import envs
-from hpc_es.methods.es.planning import plan_evaluation
+from hpc_es import envs, methods
+from hpc_es.methods.evaluation import plan_evaluation
 from hpc_es.paths import RunPaths
-from hpc_es.records import CENTRE_SLOT, Assignment, EvalId
+from hpc_es.records import Assignment, EvalId
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import (
     MAX_CHARACTERS,
@@ -24,7 +25,7 @@ from hpc_es.worker.trajectories import (
 
 
 def assignment(slot: int, num_tasks: int, kind="train") -> Assignment:
-    return Assignment(EvalId(7, slot), 8, kind, None, tuple(range(num_tasks)), sampling_seed=11)
+    return built_assignment(EvalId(7, slot), 8, kind, None, tuple(range(num_tasks)), sampling_seed=11)
 
 
 def config(wanted: int, members: int = 4):
@@ -50,9 +51,9 @@ def test_a_version_keeps_as_many_episodes_as_wanted_spread_over_members(wanted, 
 def test_of_the_evaluated_policy_the_first_tasks_are_kept_and_of_the_centre_on_the_members_batch_none():
     settings = config(2)
     settings = settings.model_copy(update={"eval": settings.eval.model_copy(update={"batch": 1, "repeats": 2})})
-    evaluated = list(plan_evaluation(settings, 5, 7))
-    assert [a.eval_id.slot for a in evaluated if is_sampled(settings, a, 0)] == [-1, -2]
-    assert not any(is_sampled(settings, assignment(CENTRE_SLOT, 5, "centre"), position) for position in range(5))
+    evaluated = list(plan_evaluation(settings, methods.make(settings).eval_batch, 5, 7))
+    assert [a.eval_id.slot for a in evaluated if is_sampled(settings, a, 0)] == [0, 1]
+    assert not any(is_sampled(settings, assignment(0, 5, "centre"), position) for position in range(5))
 
 
 def play(paths: RunPaths, env: str = "Steps", worker: str = "w0", slot: int = 1):
@@ -65,7 +66,7 @@ def play(paths: RunPaths, env: str = "Steps", worker: str = "w0", slot: int = 1)
 def test_an_episode_is_kept_word_by_word_with_what_came_of_it(tmp_path):
     episodes = play(RunPaths(tmp_path))
     (found,) = read_trajectories(RunPaths(tmp_path))
-    assert (found.eval_id, found.kind, found.position, found.worker) == (EvalId(7, 1), "train", 1, "w0")
+    assert (found.eval_id, found.position, found.worker) == (EvalId(7, 1), 1, "w0")
     assert found.episode == episodes[1]
     assert [turn.messages[0].content for turn in found.turns] == [f"task 1 turn {turn}" for turn in range(3)]
     assert [turn.answer for turn in found.turns] == [turn.messages[0].content for turn in found.turns]

@@ -4,25 +4,28 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import small_checkpoint
+from builders import Counted, built_commit, counted, es
 from msgspec.structs import replace
 
 from hpc_es.config.schema import Config
 from hpc_es.envs.manifest import write_tasks
 from hpc_es.errors import ConfigError, JournalDamaged, ModelError, VerifyError
-from hpc_es.methods.es import planning
+from hpc_es.methods.evaluation import plan_evaluation
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.recorded.evaluate import started
 from hpc_es.recorded.verify import check, collect, replay, verify
-from hpc_es.records import Commit, Episode, EvalId, Result, UpdateMember
+from hpc_es.records import Commit, Episode, EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import rebuild
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.later import EvalJournal
+from hpc_es.store.records import SCHEMA_VERSION
 
 NUM_UPDATES = 5
 Records = list[journal.AnyRecord]
@@ -37,6 +40,7 @@ def config(tmp_path: Path) -> Config:
         "task": {"env": "sudoku"},
         "es": {
             "population": 4,
+            "tasks_per_member": 1,
             "mirrored": True,
             "sigma": {"kind": "linear", "start": 1e-2, "end": 1e-3},
             "alpha": {"kind": "cosine", "start": 5e-2, "end": 0.0},
@@ -47,14 +51,14 @@ def config(tmp_path: Path) -> Config:
 
 def made_up_run(config: Config, arena: Arena) -> Records:
     """What a head would journal: cohorts of one centre evaluation and four members, one of them void and replaced."""
-    start = journal.Started(0.0, 1, "r", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host")
+    start = journal.Started(0.0, SCHEMA_VERSION, "r", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host")
     records: Records = [start]
     for version in range(NUM_UPDATES):
-        assignments = [planning.assign(config, EvalId(version, slot), version + 1, "train", (0,)) for slot in range(4)]
-        (centre,) = planning.plan_evaluation(config, 1, version)
+        assignments = [es(config, num_tasks=1).assign(version, slot, version + 1) for slot in range(4)]
+        (centre,) = plan_evaluation(config, 1, 1, version)
         records.append(journal.Planned(1.0, version, (*assignments, centre)))
         records.append(journal.Voided(1.0, assignments[1].eval_id, "failed"))
-        assignments[1] = planning.replacement(config, assignments[1])
+        assignments[1] = es(config).replacement(assignments[1])
         records.append(journal.Planned(1.0, version, (assignments[1],)))
         digest, cohort = arena.digest(), []
         for assignment in (*assignments, centre):
@@ -63,8 +67,8 @@ def made_up_run(config: Config, arena: Arena) -> Records:
             result = Result(assignment.eval_id, fitness, episodes, digest, 0.0, 0.0, 0.0)
             records.append(journal.Reported(1.0, "w0", result, 0.5, 0.9, 1))
             if assignment.member is not None:
-                cohort.append((assignment.member, result))
-        commit = planning.make_commit(config, version + 1, cohort)
+                cohort.append((assignment, result))
+        commit = es(config).commit(version + 1, cohort)
         records.append(journal.Committed(1.0, commit))
         report = arena.apply([commit])
         records.append(journal.Digested(1.0, commit.version, report.digest, report.update_norm, 0.0))
@@ -118,22 +122,32 @@ def of_commit(change: Callable[[Commit], Commit]) -> Callable[[Records], Records
     return apply
 
 
-def of_member(change: Callable[[UpdateMember], UpdateMember], slot: int = 0) -> Callable[[Records], Records]:
+def with_members(commit: Commit, members: Sequence[Counted]) -> Commit:
+    body = commit.seeds
+    settings = (commit.null, body.num_subspaces, body.partition_seed, body.step)
+    return built_commit(commit.version, body.alpha, members, *settings)
+
+
+def of_body(**changes: Any) -> Callable[[Records], Records]:
+    return of_commit(lambda commit: replace(commit, body=replace(commit.seeds, **changes)))
+
+
+def of_member(change: Callable[[Counted], Counted], slot: int = 0) -> Callable[[Records], Records]:
     def apply(commit: Commit) -> Commit:
-        members = list(commit.members)
+        members = list(counted(commit))
         members[slot] = change(members[slot])
-        return replace(commit, members=tuple(members))
+        return with_members(commit, members)
 
     return of_commit(apply)
 
 
-def of_results(change: Callable[[Result], Result], slot: int = 0) -> Callable[[Records], Records]:
+def of_results(change: Callable[[Result], Result], purpose: str = "train") -> Callable[[Records], Records]:
     """Change the result of evaluation 1.0, or of another one of version 1."""
 
     def apply(records: Records) -> Records:
         return [
             replace(r, result=change(r.result))
-            if isinstance(r, journal.Reported) and r.result.eval_id == EvalId(1, slot)
+            if isinstance(r, journal.Reported) and r.result.eval_id == EvalId(1, 0, 0, purpose)
             else r
             for r in records
         ]
@@ -141,8 +155,8 @@ def of_results(change: Callable[[Result], Result], slot: int = 0) -> Callable[[R
     return apply
 
 
-def of_episodes(change: Callable[[Episode], Episode], slot: int = 0) -> Callable[[Records], Records]:
-    return of_results(lambda result: replace(result, episodes=tuple(map(change, result.episodes))), slot)
+def of_episodes(change: Callable[[Episode], Episode], purpose: str = "train") -> Callable[[Records], Records]:
+    return of_results(lambda result: replace(result, episodes=tuple(map(change, result.episodes))), purpose)
 
 
 def with_digest(records: Records) -> Records:
@@ -174,22 +188,22 @@ def next_float(value: float) -> float:
 FORGERIES = {
     "a digest": (with_digest, "the run recorded"),
     "the base": (with_base, "the base model has digest"),
-    "a coefficient by one bit": (of_member(lambda m: replace(m, coefficient=next_float(m.coefficient))), "coefficient"),
-    "a utility": (of_member(lambda m: replace(m, utility=m.utility + 1e-9)), "utility"),
-    "a fitness": (of_member(lambda m: replace(m, fitness=m.fitness + 0.1)), "was reported"),
-    "a seed": (of_member(lambda m: replace(m, seed=m.seed + 1)), "not that which was evaluated"),
-    "a sign": (of_member(lambda m: replace(m, sign=-m.sign)), "not that which was evaluated"),
-    "a subspace": (of_commit(lambda c: replace(c, num_subspaces=2)), "not that which was evaluated"),
-    "alpha": (of_commit(lambda c: replace(c, alpha=c.alpha * 2)), "alpha"),
+    "a coefficient by one bit": (of_member(lambda m: m._replace(coefficient=next_float(m.coefficient))), "coefficient"),
+    "a utility": (of_member(lambda m: m._replace(utility=m.utility + 1e-9)), "utility"),
+    "a fitness": (of_member(lambda m: m._replace(fitness=m.fitness + 0.1)), "was reported"),
+    "a seed": (of_member(lambda m: m._replace(seed=m.seed + 1)), "not that which was evaluated"),
+    "a sign": (of_member(lambda m: m._replace(sign=-m.sign)), "not that which was evaluated"),
+    "a subspace": (of_body(num_subspaces=2), "num_subspaces is 2, computed 1"),
+    "alpha": (of_body(alpha=7.0), "alpha"),
     "null": (of_commit(lambda c: replace(c, null=True)), "null is True, computed False"),
-    "the order": (of_commit(lambda c: replace(c, members=c.members[::-1])), "not sorted"),
-    "the size": (of_commit(lambda c: replace(c, members=c.members[:3])), "3 members"),
-    "a member twice": (of_commit(lambda c: replace(c, members=(c.members[0], *c.members[:3]))), "already counted"),
+    "the order": (of_commit(lambda c: with_members(c, counted(c)[::-1])), "not sorted"),
+    "the size": (of_commit(lambda c: with_members(c, counted(c)[:3])), "3 members"),
+    "a member twice": (of_commit(lambda c: with_members(c, (counted(c)[0], *counted(c)[:3]))), "already counted"),
     "an old member": (
-        of_member(lambda m: replace(m, eval_id=EvalId(0, 0))),
+        of_member(lambda m: m._replace(eval_id=EvalId(0, 0))),
         "members by lag {0: 3, 1: 1}, the schedule states {0: 4}",
     ),
-    "a void member": (of_member(lambda m: replace(m, eval_id=EvalId(1, 1)), slot=1), "void"),
+    "a void member": (of_member(lambda m: m._replace(eval_id=EvalId(1, 1)), slot=1), "void"),
     "a plan": (without_plan, "never planned"),
     "an update": (without_update, "update 2 is missing"),
     "a result twice": (reported_again, "reported twice"),
@@ -197,7 +211,10 @@ FORGERIES = {
     "an episode's reward": (of_episodes(lambda e: replace(e, reward=e.reward + 0.5)), "the mean of"),
     "an episode's task": (of_episodes(lambda e: replace(e, task=7)), "episodes are of tasks 7; the assignment has 0"),
     "an episode's turns": (of_episodes(lambda e: replace(e, turns=2**40)), "turns is 1099511627776"),
-    "a reward of the centre": (of_episodes(lambda e: replace(e, reward=0.9), slot=-1), "evaluation 1.-1: its result"),
+    "a reward of the centre": (
+        of_episodes(lambda e: replace(e, reward=0.9), purpose="eval"),
+        "evaluation 1.eval0: its result",
+    ),
     "no episodes": (of_results(lambda r: replace(r, episodes=())), "its episodes are of tasks none"),
     "an episode too many": (of_results(lambda r: replace(r, episodes=2 * r.episodes)), "episodes are of tasks 0, 0"),
     "seconds": (of_results(lambda r: replace(r, seconds_rollout=float("nan"))), "seconds_rollout is nan"),

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import scripted
+from builders import built_assignment
 
 from hpc_es import envs
 from hpc_es.config import Config
 from hpc_es.engine.base import Completion
 from hpc_es.envs.base import StepResult
 from hpc_es.envs.webshop import WebShop
-from hpc_es.records import Assignment, Episode, EvalId
+from hpc_es.records import Episode, EvalId
 from hpc_es.worker.rollout import Player
 
 _QUERIES = (
@@ -147,7 +148,7 @@ def _played(max_concurrent: int) -> tuple[list[Episode], int]:
     )
     engine = _Shopper()
     player = Player(config, engine, lambda kind: envs.make_for(config, kind))  # type: ignore[arg-type]
-    assignment = Assignment(EvalId(0, 0), 1, "train", None, tuple(range(64)), sampling_seed=11)
+    assignment = built_assignment(EvalId(0, 0), 1, "train", None, tuple(range(64)), sampling_seed=11)
     return list(asyncio.run(player.play(assignment))), engine.most
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from builders import built_commit
 from theatre import Stage, make_config
 
 from hpc_es.engine.base import EngineInfo
@@ -60,7 +61,7 @@ class Head:
 
 
 def commit(version: int) -> Commit:
-    return Commit(version, 0.1, ())
+    return built_commit(version, 0.1, ())
 
 
 def make_worker(folder: Path, checkpoints: tuple[int, ...] = (), deaf: int = 0) -> tuple[Worker, CountingEngine, Head]:

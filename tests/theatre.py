@@ -9,16 +9,18 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import msgspec
+from builders import counted
 
-from hpc_es import results
+from hpc_es import methods, results
 from hpc_es.config.schema import Config
 from hpc_es.head.core import Core
 from hpc_es.head.events import CheckpointSaved, GroupUp, Received, Tick, Updated
 from hpc_es.head.instructions import Append, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
 from hpc_es.head.ledger import Ledger
-from hpc_es.methods.es.planning import Tasks
+from hpc_es.methods.base import Tasks
 from hpc_es.records import Assignment, Commit, Episode, EvalId, Result
 from hpc_es.store import records as journal
+from hpc_es.store.records import SCHEMA_VERSION
 from hpc_es.transport import messages
 from hpc_es.transport.backends import Offer
 
@@ -50,7 +52,7 @@ def fitness_of(assignment: Assignment) -> float:
 def digest_after(commits: list[Commit]) -> int:
     digest = BASE_DIGEST
     for commit in commits:
-        digest = hashed(digest, [(member.seed, member.coefficient) for member in commit.members])
+        digest = hashed(digest, [(member.seed, member.coefficient) for member in counted(commit)])
     return digest
 
 
@@ -89,7 +91,7 @@ class Stage:
         self.to_head.clear()
         self.to_workers.clear()
         self.arena_jobs.clear()
-        started = journal.Started(self.now, 1, "stage", self.generation, 0, "{}", BASE_DIGEST, {}, "host")
+        started = journal.Started(self.now, SCHEMA_VERSION, "stage", self.generation, 0, "{}", BASE_DIGEST, {}, "host")
         self.records.append(started)
         self.records = msgspec.msgpack.decode(
             msgspec.msgpack.encode(self.records), type=list[journal.AnyRecord]
@@ -97,9 +99,8 @@ class Stage:
         ledger = Ledger()
         for record in self.records:
             ledger.apply(record)
-        self.core = Core(
-            self.config, ledger, Tasks(100, self.config.eval.num_tasks), config_digest="digest", offer=Offer("gloo")
-        )
+        method = methods.make(self.config, Tasks(100, self.config.eval.num_tasks))
+        self.core = Core(self.config, ledger, method, config_digest="digest", offer=Offer("gloo"))
         self.perform(self.core.start(self.now))
         if ledger.version not in ledger.digests:
             self.handle(Updated(ledger.version, self.true_digest(ledger.version), 0.0, 0.0))
