@@ -15,7 +15,7 @@ from msgspec import Struct
 from hpc_es.bounds import Between, OneOf, Text, Verbatim
 from hpc_es.errors import VerifyError
 
-MAX_PROPOSAL = 100_000
+MAX_PROPOSAL = 10_000
 """Most characters of a proposed context."""
 MAX_REWARD = 1e100
 """The largest reward, either way: the squares of a cohort's fitness must stay finite."""
@@ -30,6 +30,10 @@ Reward = Annotated[float, Between(-MAX_REWARD, MAX_REWARD)]
 Purpose = Literal["train", "centre", "eval", "propose"]
 """Why an evaluation is made: "train", a candidate for an update; "centre", the unperturbed policy on the batch that the
 candidates of its version play; "eval", the unperturbed policy on the evaluation tasks; "propose", a new context."""
+
+
+FIRST_PROPOSAL, FIRST_CENTRE = -(2**30), -(2**31)
+"""Slots in tables, see EvalId.table_slot."""
 
 
 class EvalId(Struct, frozen=True, gc=False, array_like=True, order=True):
@@ -48,20 +52,24 @@ class EvalId(Struct, frozen=True, gc=False, array_like=True, order=True):
         return f"{self.version}.{slot}" + (f"r{self.replacement}" if self.replacement else "")
 
     @property
+    def table_slot(self) -> int:
+        """The number that stands for slot and purpose in the tables of run.h5, unique within a version: from 0 for
+        "train", from -1 downwards for "eval", from -2^30 downwards for "propose", -2^31 for "centre"."""
+        first = {"eval": -1, "propose": FIRST_PROPOSAL, "centre": FIRST_CENTRE}.get(self.purpose)
+        return self.slot if first is None else first - self.slot
+
+    @property
     def next_replacement(self) -> "EvalId":
         """The id of the evaluation that replaces this one if it is void."""
         return EvalId(self.version, self.slot, self.replacement + 1, self.purpose)
 
 
-_FIRST_CENTRE_SLOT = -(2**31)
-
-
 def from_first_release(eval_id: EvalId) -> EvalId:
-    """The id that a record of the first release names: there, slots below 0 told the purpose."""
+    """The id that a record of the first release names: there, slots below 0 told the purpose (see table_slot)."""
     version, slot, replacement = eval_id.version, eval_id.slot, eval_id.replacement
     if slot >= 0:
         return eval_id
-    if slot == _FIRST_CENTRE_SLOT:
+    if slot == FIRST_CENTRE:
         return EvalId(version, 0, replacement, "centre")
     return EvalId(version, -1 - slot, replacement, "eval")
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from msgspec import structs
+
 from hpc_es.config.schema import Config
 from hpc_es.methods.base import Tasks
 from hpc_es.methods.es.method import EvolutionStrategies
@@ -45,6 +47,11 @@ def built_commit(
     terms = [Term(m.seed, m.sign, m.sigma, m.subspace, m.utility, m.coefficient, m.partition_seed) for m in members]
     header = tuple(Consumed(member.eval_id, member.fitness) for member in members)
     return Commit(version, header, Seeds(alpha, tuple(terms), num_subspaces, partition_seed, step), null)
+
+
+def with_step(commit: Commit, step: OptimiserStep) -> Commit:
+    """The same commit with a step of an optimiser."""
+    return structs.replace(commit, body=structs.replace(commit.seeds, step=step))
 
 
 def built_assignment(

@@ -28,11 +28,11 @@ def run(tmp_path: Path) -> Path:
 
 
 def keep(paths: RunPaths, version: int, slot: int, answer: str, text: str = "what now?") -> None:
-    from hpc_es.records import Episode
+    from hpc_es.records import Episode, from_first_release
 
     episode = Episode(7, 0.5, False, 2, 1, 10, 5, 0.1, 0.2, "truncated")
     turns = (Turn((Message("system", "rules"), Message("user", text)), answer, 0.0, invalid=True),)
-    trajectory = Trajectory(EvalId(version, max(slot, 0), 0, "eval" if slot < 0 else "train"), 0, episode, turns)
+    trajectory = Trajectory(from_first_release(EvalId(version, slot)), 0, episode, turns)
     TrajectoryFile(paths.trajectory_file(f"w{slot}"), f"w{slot}").append([trajectory])
 
 

@@ -149,7 +149,7 @@ def test_a_missing_or_empty_file_says_so(tmp_path: Path) -> None:
         ("sampling.max_token=3", "did you mean sampling.max_tokens?"),
         ("enigne=vllm", "did you mean engine?"),
         ("checkpoint.zzz=3", "valid keys in checkpoint: every, keep"),
-        ("zzz=3", "valid keys: run, model, task, es,"),
+        ("zzz=3", "valid keys: run, model, task, method, es,"),
     ],
 )
 def test_an_unknown_key_suggests_the_right_one(config_file: Path, override: str, suggestion: str) -> None:

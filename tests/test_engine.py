@@ -17,8 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 import torch
-from builders import Counted, built_commit
-from msgspec import structs
+from builders import Counted, built_commit, with_step
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine import start_engine
@@ -377,7 +376,7 @@ def test_an_optimisers_state_is_in_the_digest_that_an_engine_proves(
     """vLLM with two ranks, each of which updates its share of m and v."""
     mine = lab_model if kind == "lab" else model
     step = OptimiserStep("adam", 5e-4, 0.9, 0.1, 0.999, 0.001, 1e-8)
-    commits = [structs.replace(commit(version), step=step) for version in (1, 2, 3)]
+    commits = [with_step(commit(version), step) for version in (1, 2, 3)]
     arena = Arena.from_pretrained(mine.path, optimiser="adam")
     arena.apply(commits[:2])
     folder = checkpoint.write(RunPaths(tmp_path), arena)

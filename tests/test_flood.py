@@ -219,6 +219,8 @@ def longest(hint: Any) -> Any:
             return "\N{CLOWN FACE}" * most
         case "ruled", bounds.Facts(most=most, name=name, most_characters=length):
             return {f"{n:03}{longest(Annotated[str, name])[3:]}": "\N{CLOWN FACE}" * length for n in range(most)}
+        case "ruled", bounds.Verbatim(most=most):
+            return "\N{CLOWN FACE}" * most
         case "ruled", bounds.Text():
             return "\N{CLOWN FACE}" * MAX_MESSAGE
         case "optional", inner:

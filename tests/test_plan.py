@@ -167,7 +167,7 @@ def test_the_record_is_as_long_as_that_of_a_commit_like_it():
         Counted(EvalId(1, slot), 2**63 + slot**12, 1, 1e-3, 0, 0.5, 1.0, 4.7e-9 * (slot + 0.3)) for slot in range(30)
     ]
     other = encode_commit(built_commit(2, 5e-4, tuple(members)))
-    assert len(decode_commit(other).members) == 30
+    assert len(decode_commit(other).consumed) == 30
     assert found.record == pytest.approx(len(other), rel=0.25)
 
 

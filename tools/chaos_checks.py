@@ -50,9 +50,9 @@ def fates(records: Iterable[journal.AnyRecord], schedule: Schedule) -> tuple[Fat
             case journal.Reported(result=result) if result.error is None:
                 good[result.eval_id] = result
             case journal.Committed(commit=commit):
-                for member in commit.members:
-                    ends.setdefault(member.eval_id, []).append(f"counted by update {commit.version}")
-                    found.lags[lag(member.eval_id.version, commit.version)] += 1
+                for each in commit.consumed:
+                    ends.setdefault(each.eval_id, []).append(f"counted by update {commit.version}")
+                found.lags.update(commit.lags)
             case journal.Discarded(eval_id=eval_id, update=update):
                 behind = lag(eval_id.version, update)
                 ends.setdefault(eval_id, []).append(f"discarded at update {update}")

@@ -12,6 +12,7 @@ import typer
 from hpc_es.cli.arguments import Json, RunFolder, plural, run_paths
 from hpc_es.errors import ConfigError
 from hpc_es.paths import RunPaths
+from hpc_es.records import FIRST_CENTRE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -41,7 +42,7 @@ OVERVIEW = {
     "turns": "turns",
     "ended": "ended",
 }
-EVALUATED, CENTRE = -1, -2
+EVALUATED = -1
 """The member that stands for the unperturbed policy on evaluation tasks."""
 NUM_LISTED = 40
 """Rows of the overview, unless --all is given: the newest."""
@@ -117,7 +118,7 @@ def kept_episodes(
     else:
         everything = read_trajectory_file(later) if later.is_file() else iter(())
     for each in everything:
-        named = (each.eval_id.version, _member(each.eval_id.purpose, each.eval_id.slot), each.episode.task)
+        named = (each.eval_id.version, _member(each.eval_id.table_slot), each.episode.task)
         if all(wanted in (None, given) for wanted, given in zip((version, member, task), named, strict=True)):
             found[(each.eval_id, each.position)] = each
     return [found[key] for key in sorted(found)]
@@ -129,15 +130,15 @@ def _rows(root: Path, version: int, member: int, task: int | None, evaluation: s
 
     rows = read(root).episodes
     rows = rows[(rows["source"] == (evaluation or "run")) & (rows["dispatch_version"] == version)]
-    rows = rows[[_member(*of) == member for of in zip(rows["kind"], rows["slot"], strict=True)]]
-    rows = rows[rows["replacement"] == rows.groupby(["kind", "slot"])["replacement"].transform("max")]
-    rows = rows.sort_values(["slot", "position"], ascending=True)
+    rows = rows[rows["slot"].map(_member) == member]
+    rows = rows[rows["replacement"] == rows.groupby("slot")["replacement"].transform("max")]
+    rows = rows.sort_values(["slot", "position"], ascending=[False, True])
     return rows if task is None else rows[rows["task"] == task]
 
 
-def _member(purpose: str, slot: int) -> int:
-    """The number by which a reader names what played: a member by its slot; all evaluation batches are one policy."""
-    return {"eval": EVALUATED, "centre": CENTRE}.get(purpose, slot)
+def _member(slot: int) -> int:
+    """Evaluation tasks are played in batches with slots of their own; to a reader all are the evaluated policy."""
+    return slot if slot >= 0 or slot == FIRST_CENTRE else EVALUATED
 
 
 def _summary(kept: "Trajectory") -> dict[str, Any]:
@@ -145,7 +146,7 @@ def _summary(kept: "Trajectory") -> dict[str, Any]:
 
     return {
         "version": kept.eval_id.version,
-        "member": _member(kept.eval_id.purpose, kept.eval_id.slot),
+        "member": _member(kept.eval_id.table_slot),
         "position": kept.position,
         "kind": kept.eval_id.purpose,
         **msgspec.structs.asdict(kept.episode),

@@ -126,9 +126,8 @@ def uniform(seed: int, *labels: str | int) -> float:
 
 
 def _key(eval_id: EvalId) -> tuple[int, int, int]:
-    """Labels of an evaluation's random numbers, as the first release numbered slots: so predictions stay the same."""
-    slot = {"eval": -1 - eval_id.slot, "centre": -(2**31)}.get(eval_id.purpose, eval_id.slot)
-    return eval_id.version, slot, eval_id.replacement
+    """Labels of the random numbers of an evaluation."""
+    return eval_id.version, eval_id.table_slot, eval_id.replacement
 
 
 # --- from a distribution ----------------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ class Projection:
                 "evaluations",
                 source=source,
                 dispatch_version=eval_id.version,
-                slot=eval_id.slot,
+                slot=eval_id.table_slot,
                 replacement=eval_id.replacement,
                 kind=kind,
                 status="planned",
@@ -233,7 +233,7 @@ class Projection:
             self._write_eval(source, result.eval_id.version, record.time)
 
     def _add_episodes(self, source: str, kind: str, result: Result) -> None:
-        version, slot, replacement, _ = astuple(result.eval_id)
+        version, slot, replacement = result.eval_id.version, result.eval_id.table_slot, result.eval_id.replacement
         for position, episode in enumerate(result.episodes):
             self._rows.add("episodes", source, version, slot, replacement, kind, position, *astuple(episode))
 

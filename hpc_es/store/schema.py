@@ -56,7 +56,7 @@ def _identity() -> tuple[Column, ...]:
             "slot",
             "int32",
             "",
-            "from 0: members; -1, -2, ...: batches of the unperturbed centre; -2^31: the centre on the members' batch",
+            "from 0: members; -1, -2, ...: evaluation batches; -2^30, ...: proposals; -2^31: the centre on their batch",
         ),
         Column("replacement", "int32", "", "how many void evaluations it replaces"),
         Column(

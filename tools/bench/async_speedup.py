@@ -35,7 +35,6 @@ from hpc_es.config import load
 from hpc_es.config.schema import Config
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.records import EvalId
-from hpc_es.staleness import lag
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
 
@@ -85,7 +84,7 @@ def measure(records: list[journal.AnyRecord], num_workers: int, num_updates: int
     if len(joined) != num_workers or first >= last:
         sys.exit(f"{len(joined)} workers joined, the last before update {first + 1}: no steady state; raise --updates")
     begin, end = commits[first].time, commits[last].time
-    consumed = {member.eval_id for record in commits for member in record.commit.members}
+    consumed = {each.eval_id for record in commits for each in record.commit.consumed}
     inside = {span.eval_id: max(min(span.finished, end) - max(span.started, begin), 0.0) for span in spans}
     available = num_workers * (end - begin)
     return Measured(
@@ -93,7 +92,7 @@ def measure(records: list[journal.AnyRecord], num_workers: int, num_updates: int
         seconds_per_update=(end - begin) / (last - first),
         busy_share=sum(inside.values()) / available,
         useful_share=sum(seconds for eval_id, seconds in inside.items() if eval_id in consumed) / available,
-        stale=[sum(lag(member.eval_id.version, r.commit.version) > 0 for member in r.commit.members) for r in commits],
+        stale=[sum(lag > 0 for lag in r.commit.lags) for r in commits],
         num_discarded=sum(isinstance(r, journal.Discarded) and begin < r.time <= end for r in records),
         gaps=_gaps(span for span in spans if begin < span.started and span.finished < end),
     )

@@ -220,7 +220,7 @@ def read_updates(paths: RunPaths) -> tuple[dict[int, Update], float]:
                 begun[version] = min(begun.get(version, (math.inf, 0.0)), (started, free.get(worker, 0.0)))
                 free[worker] = when
             case journal.Committed(commit=commit, time=when):
-                full[commit.version] = max(reported[member.eval_id] for member in commit.members)
+                full[commit.version] = max(reported[each.eval_id] for each in commit.consumed)
                 handed[commit.version], committed[commit.version] = handed_at, when
             case journal.Digested(version=version, seconds=seconds):
                 arena[version] = seconds

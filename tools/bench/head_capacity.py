@@ -40,7 +40,7 @@ from hpc_es.launch.process import Family, last_lines
 from hpc_es.params import Arena
 from hpc_es.params.weights import Spec, write
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Commit, Episode, EvalId, Result
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Result, from_first_release
 from hpc_es.store import read
 from hpc_es.store import records as journal
 from hpc_es.store.frames import Frames
@@ -299,7 +299,7 @@ class Account:
                     account.reported[result.eval_id] += 1
                     account.reported_at.append(when)
                 case journal.Committed(commit=commit, time=when):
-                    account.consumed.update(member.eval_id for member in commit.members)
+                    account.consumed.update(each.eval_id for each in commit.consumed)
                     account.times[commit.version] = when
                 case journal.Digested(version=version, seconds=seconds):
                     account.arena_s[version] = seconds
@@ -331,7 +331,8 @@ class Account:
 
 
 def ids(rows: pd.DataFrame) -> Iterator[EvalId]:
-    return starmap(EvalId, zip(rows.dispatch_version, rows.slot, rows.replacement, strict=True))
+    keys = zip(rows.dispatch_version, rows.slot, rows.replacement, strict=True)
+    return map(from_first_release, starmap(EvalId, keys))
 
 
 def num_fsyncs(paths: RunPaths) -> int:

@@ -32,7 +32,7 @@ from hpc_es.params.arena import Arena
 from hpc_es.params.receive import receive
 from hpc_es.params.weights import Spec, write
 from hpc_es.paths import RunPaths
-from hpc_es.records import Commit, EvalId, UpdateMember
+from hpc_es.records import Commit, Consumed, EvalId, Seeds, Term
 from hpc_es.transport.collective import HeadCollective
 from hpc_es.transport.messages import OpenTransfer
 from hpc_es.transport.transfer import Receiving
@@ -210,14 +210,10 @@ METHODS: dict[str, Callable[..., None]] = {"take": take, "catch_up": catch_up, "
 def commit(version: int, population: int) -> Commit:
     rng = np.random.default_rng(version)
     seeds, factors = rng.integers(2**63, size=population), rng.normal(scale=1e-5, size=population).astype(np.float32)
-    return Commit(
-        version,
-        5e-4,
-        tuple(
-            UpdateMember(EvalId(version - 1, slot), int(seed), 1, 1e-3, 0, 0.0, 0.0, float(factor))
-            for slot, (seed, factor) in enumerate(zip(seeds, factors, strict=True))
-        ),
-    )
+    consumed = tuple(Consumed(EvalId(version - 1, slot), 0.0) for slot in range(population))
+    pairs = zip(seeds, factors, strict=True)
+    terms = tuple(Term(int(seed), 1, 1e-3, 0, 0.0, float(factor)) for seed, factor in pairs)
+    return Commit(version, consumed, Seeds(5e-4, terms))
 
 
 def write_model(folder: Path, num_parameters: int) -> Path:

@@ -31,7 +31,7 @@ from hpc_es.engine import start_engine
 from hpc_es.errors import HpcEsError
 from hpc_es.launch.prepare import run_paths
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, EvalId, Member
+from hpc_es.records import Assignment, Candidate, EvalId, Member
 from hpc_es.seeds import derive
 from hpc_es.store import read
 from hpc_es.worker.rollout import Player
@@ -132,8 +132,7 @@ def assignments(config: Config, count: int) -> list[Assignment]:
         Assignment(
             eval_id=EvalId(0, slot),
             update=1,
-            kind="train",
-            member=Member(derive(0, "profile", slot), 1, config.es.sigma.start),
+            candidate=Candidate(0, Member(derive(0, "profile", slot), 1, config.es.sigma.start)),
             tasks=tuple((slot * size + place) % num_tasks for place in range(size)),
             sampling_seed=slot,
         )

@@ -26,7 +26,7 @@ from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.params.models import get_model
-from hpc_es.records import Assignment, EvalId
+from hpc_es.records import Assignment, Candidate, EvalId
 from hpc_es.worker.rollout import Player, episode_seeds
 
 TURNS = 15
@@ -105,7 +105,7 @@ async def compare(player: Player, num_episodes: int, rounds: int, serial: bool) 
     rates: dict[str, list[float]] = {name: [] for name in loops}
     for number in range(rounds + 1):
         tasks = tuple(range(num_episodes))
-        assignment = Assignment(EvalId(0, 0), 1, "train", None, tasks, sampling_seed=number)
+        assignment = Assignment(EvalId(0, 0), 1, Candidate(0), tasks, sampling_seed=number)
         for name, play in loops.items():
             began = time.monotonic()
             tokens = await play(player, assignment)

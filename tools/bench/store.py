@@ -32,7 +32,7 @@ import pandas as pd
 from rows import Row, alternate, arguments, show
 
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
+from hpc_es.records import Assignment, Candidate, Commit, Consumed, Episode, EvalId, Member, Result, Seeds, Term
 from hpc_es.store import read
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import Hdf5Writer, rebuild
@@ -181,17 +181,16 @@ def update(version: int) -> Iterator[journal.AnyRecord]:
     ids = [EvalId(version, slot) for slot in range(NUM_MEMBERS)]
     tasks = tuple(range(NUM_TASKS))
     plan = (
-        Assignment(name, version + 1, "train", member, tasks, version)
+        Assignment(name, version + 1, Candidate(version, member), tasks, version)
         for name, member in zip(ids, members, strict=True)
     )
     yield journal.Planned(now, version, tuple(plan))
     for name in ids:
         yield journal.Leased(now, name, "worker", 1)
         yield reported(version, name.slot, generator)
-    consumed = (
-        UpdateMember(name, member.seed, 1, 1e-3, 0, 0.5, 0.1, 1e-6) for name, member in zip(ids, members, strict=True)
-    )
-    yield journal.Committed(now + 9, Commit(version + 1, 1e-3, tuple(consumed)))
+    consumed = tuple(Consumed(name, 0.5) for name in ids)
+    terms = tuple(Term(member.seed, 1, 1e-3, 0, 0.1, 1e-6) for member in members)
+    yield journal.Committed(now + 9, Commit(version + 1, consumed, Seeds(1e-3, terms)))
     yield journal.Digested(now + 9.5, version + 1, generator.getrandbits(64), 0.1, 0.5)
 
 

@@ -38,7 +38,7 @@ from hpc_es.head.crew import Crew
 from hpc_es.head.instructions import Broadcast, Instruction, OpenGroup, Send
 from hpc_es.head.plane import Plane
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Commit, Episode, EvalId, Member, Result, UpdateMember
+from hpc_es.records import Assignment, Candidate, Commit, Consumed, Episode, EvalId, Member, Result, Seeds, Term
 from hpc_es.transport import messages as m
 from hpc_es.transport.backends import Offer
 from hpc_es.transport.collective import EpochEvent, HeadCollective, WorkerCollective
@@ -92,7 +92,7 @@ def other_rows(wire: "Wire", num_tasks: int) -> list[Row]:
     eval_id = EvalId(100, 7)
     report = m.Report("local-0.0123abcd", Result(eval_id, 0.5, episodes, 2**63, 1.5, 0.25, 30.5), 32.0, 0.0)
     member = Member(2**63 + 1, 1, 1e-3)
-    work = m.Work(Assignment(eval_id, 101, "train", member, tuple(range(num_tasks)), 2**63))
+    work = m.Work(Assignment(eval_id, 101, Candidate(100, member), tuple(range(num_tasks)), 2**63))
     to_worker = {
         f"assignment of T={num_tasks}": work,
         "acknowledgement": m.Ack(eval_id),
@@ -302,21 +302,20 @@ def commit(version: int, population: int, *, mirrored: bool = False, subspaces: 
     rng = random.Random(version)
     seeds = [rng.getrandbits(64) for _ in range(population)]
     partition_seed = rng.getrandbits(64) if subspaces > 1 else 0
-    members = tuple(
-        UpdateMember(
-            EvalId(1000 + version, slot),
+    terms = tuple(
+        Term(
             seeds[slot // 2] if mirrored else seeds[slot],
             1 - 2 * (slot % 2) if mirrored else 1,
             1e-3,
             slot % subspaces,
-            rng.random(),
             rng.gauss(0, 1),
             float(np.float32(rng.gauss(0, 1e-5))),
             partition_seed,
         )
         for slot in range(population)
     )
-    return Commit(1001 + version, 5e-4, members, num_subspaces=subspaces, partition_seed=partition_seed)
+    consumed = tuple(Consumed(EvalId(1000 + version, slot), rng.random()) for slot in range(population))
+    return Commit(1001 + version, consumed, Seeds(5e-4, terms, subspaces, partition_seed))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Evolution strategies on the weights: members of a cohort, and the update that their fitness makes.
 
 theta += sum_i c_i * T(seed_i) with c_i = fp32(alpha * u_i * w_i * sign_i / 4096), where u_i is the shaped score and
-w_i is 1/N_k times the weight of its lag (design, section 4; Qiu et al., 2025). With an optimiser alpha is in the step instead.
+w_i is 1/N_k times the weight of its lag (design, section 4; Qiu et al., 2025). With an optimiser alpha is in the step
+instead.
 """
 
 from collections import Counter
