@@ -23,6 +23,7 @@ ROWS = (
     ("params",),
     ("store",),
     ("transport", "engine", "envs"),
+    ("trainer",),
     ("head", "worker"),
     ("launch",),
     ("recorded", "simulator"),
@@ -35,6 +36,7 @@ FORBIDDEN = {
     "transport": ("noise", "methods", "params", "store"),
     "engine": ("store",),
     "head": ("engine", "vllm"),
+    "trainer": ("engine", "vllm"),
     "worker": ("store", "h5py"),
 }
 """Packages that a package never imports, be it inside a function."""

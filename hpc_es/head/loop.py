@@ -12,6 +12,7 @@ import queue
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -44,19 +45,21 @@ from hpc_es.head.instructions import (
     OpenGroup,
     SaveCheckpoint,
     Send,
+    Train,
     Transfer,
     Update,
 )
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.status import Anchor, status
 from hpc_es.head.tasks import count_tasks
+from hpc_es.head.training import Training
 from hpc_es.params import checkpoint, num_bytes, numa
 from hpc_es.params.arena import Arena
 from hpc_es.params.head_update import Apply, head_update, pin_arena
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.quoting import quote_error
-from hpc_es.records import Commit
+from hpc_es.records import Commit, Weights
 from hpc_es.store import records as journal
 from hpc_es.store.clock import Clock
 from hpc_es.store.hdf5 import Hdf5Writer
@@ -156,6 +159,7 @@ class Head:
                 host, transport.collective_timeout, self._collective_event, transport.interface
             )
         self.core = Core(config, ledger, methods.make(config, tasks), config_digest=config_digest(config), offer=offer)
+        self._training = Training(paths, self._post)
         self.anchor = Anchor(config.run.name, self.journal.generation, self.clock(), ledger.version)
         self._alone_since = self.clock()
         if restored is not None:
@@ -168,6 +172,7 @@ class Head:
         if error is not None and not isinstance(error, Superseded):  # then the workers are the newer head's
             for worker in self.core.crew.workers:
                 self.server.send(worker.encode(), Leave(f"the head failed: {quote_error(error)}", False))
+        self._training.close()
         self.server.close()
         if self.collective is not None:
             self.collective.close()
@@ -276,6 +281,8 @@ class Head:
                     self._in_arena(self._transfer, instruction)
                 case Update(commit=commit):
                     self._in_arena(self._update, commit)
+                case Train():
+                    self._training.begin(instruction)
                 case SaveCheckpoint(version=version):
                     self._in_arena(self._save_checkpoint, version)
                 case Exit():
@@ -284,8 +291,20 @@ class Head:
     # --- work beside the loop -----------------------------------------------------------------------------------
 
     def _update(self, commit: Commit) -> Event:
+        if isinstance(commit.body, Weights):
+            return self._load_trained(commit.version, commit.body)
         report = self._apply([commit])
         return Updated(commit.version, report.digest, report.update_norm, report.seconds)
+
+    def _load_trained(self, version: int, body: Weights) -> Event:
+        """Bring the arena to what the trainer wrote. Errors: StoreError when its checkpoint is not what it said."""
+        began = time.monotonic()
+        self.arena.reload(checkpoint.adopt(self.paths, version))
+        if (digest := self.arena.digest()) != body.digest:
+            raise StoreError(f"the checkpoint of theta_{version} has digest {digest:016x}, not {body.digest:016x}")
+        keep = max(self.config.checkpoint.keep, self.core.method.schedule().max_lag + 2)  # workers load these
+        checkpoint.prune(self.paths, keep)
+        return Updated(version, digest, body.update_norm, time.monotonic() - began)
 
     def _save_checkpoint(self, version: int) -> Event:
         checkpoint.write(self.paths, self.arena, self.core.ledger.digests[version])
@@ -351,9 +370,17 @@ def restore(arena: Arena, apply: Apply, paths: RunPaths, ledger: Ledger) -> Upda
     Errors: VerifyError when the rebuilt parameters are not the bits that the journal has.
     """
     version = ledger.version
+    if version and isinstance(ledger.commits[version].body, Weights):
+        checkpoint.adopt(paths, version)  # a head that ended just after the commit had no time for it
     checkpoint.set_aside(paths, ledger.digests)
     began_from = checkpoint.restore(paths, arena, version, ledger.digests)
-    report = apply([ledger.commits[v] for v in range(began_from + 1, version + 1)])
+    missed = [ledger.commits[v] for v in range(began_from + 1, version + 1)]
+    if trained := [commit.version for commit in missed if isinstance(commit.body, Weights)]:
+        raise VerifyError(
+            f"the checkpoint of theta_{trained[-1]} is missing or damaged, and what a trainer made cannot be computed "
+            f"again: bring {paths.checkpoint(trained[-1])} back from a copy"
+        )
+    report = apply(missed)
     recorded = ledger.digests.get(version)
     if recorded is None:
         return Updated(version, report.digest, report.update_norm, report.seconds)
