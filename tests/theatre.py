@@ -181,6 +181,10 @@ class Stage:
     def kill_worker(self, name: str) -> None:
         self.workers[name].gone = True
 
+    def rewards(self, assignment: Assignment) -> list[float]:
+        """Reward of every task of an evaluation."""
+        return [fitness_of(assignment)] * len(assignment.tasks)
+
     def finish_evaluation(self, worker: StageWorker) -> None:
         assignment, worker.current = worker.current, None
         assert assignment is not None
@@ -190,7 +194,7 @@ class Stage:
         if worker.errors:
             worker.errors -= 1
             error = "the environment raised"
-        rewards = [fitness_of(assignment)] * len(assignment.tasks)
+        rewards = self.rewards(assignment)
         episodes = tuple(
             Episode(task, reward, False, 1, 0, 5, 1, 0.1, 0.0, "terminated")
             for task, reward in zip(assignment.tasks, rewards, strict=True)
