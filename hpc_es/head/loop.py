@@ -22,6 +22,7 @@ from typing import Any
 from hpc_es import __version__, methods
 from hpc_es.config.load import config_digest, load, refuse_another
 from hpc_es.config.schema import Config
+from hpc_es.envs.manifest import recorded_tasks
 from hpc_es.errors import ConfigError, StoreError, Superseded, TransportError, VerifyError
 from hpc_es.head.core import Core
 from hpc_es.head.events import (
@@ -51,7 +52,6 @@ from hpc_es.head.instructions import (
 )
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.status import Anchor, status
-from hpc_es.head.tasks import count_tasks
 from hpc_es.head.training import Training
 from hpc_es.params import checkpoint, num_bytes, numa
 from hpc_es.params.arena import Arena
@@ -130,7 +130,7 @@ class Head:
         self._unwritten: list[journal.AnyRecord] = []
         self._outcome: Exit | None = None
 
-        tasks = count_tasks(config)
+        tasks = recorded_tasks(paths.tasks, config)
         model, optimiser = config.model, config.es.optimiser.kind
         scope = (model.path, model.include, model.exclude)
         memory = numa.spread_memory(num_bytes(*scope, optimiser))
