@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from theatre import Stage, make_config
 
+from hpc_es.errors import StoreError
 from hpc_es.head.events import Deserted, GroupFailed, Received, StopAsked, Tick
 from hpc_es.methods.evaluation import plan_evaluation
 from hpc_es.store import records as journal
@@ -370,3 +371,11 @@ def test_any_history_of_kills_and_restarts_ends_with_the_same_commits(data):
     stage.run()
     assert stage.commits() == undisturbed().commits()
     assert stage.core.ledger.eval_fitness == undisturbed().core.ledger.eval_fitness
+
+
+def test_validate_notices_a_count_that_no_longer_fits_the_entries():
+    stage = undisturbed()
+    stage.core.ledger.validate()
+    stage.core.ledger.live[99] += 1
+    with pytest.raises(StoreError, match="the ledger's live is"):
+        stage.core.ledger.validate()

@@ -122,6 +122,7 @@ class Stage:
 
     def handle(self, event: object) -> None:
         self.perform(self.core.handle(event, self.now))  # type: ignore[arg-type]
+        self.core.ledger.validate()
 
     def perform(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:

@@ -143,6 +143,36 @@ class Ledger:
         recorded everything that a worker reported."""
         return [(entry, why) for entry in self.entries.values() if (why := why_void(entry))]
 
+    def validate(self) -> None:
+        """Compare everything that is kept beside the entries with the entries. Costs time; for tests, after each event.
+
+        Errors: StoreError that names what differs.
+        """
+        live, waiting, queued = Counter[int](), Counter[int](), Counter[Purpose]()
+        groups: dict[tuple[int, int], set[EvalId]] = {}
+        for eval_id, entry in self.entries.items():
+            purpose, version = entry.assignment.purpose, entry.assignment.version
+            queued[purpose] += entry.state == "queued"
+            if purpose != "train":
+                continue
+            live[version] += entry.state in ("queued", "leased")
+            waiting[version] += entry.state in ("reported", "closed")
+            if entry.state == "reported" and entry.result is not None:
+                groups.setdefault((entry.assignment.update, version), set()).add(eval_id)
+            if (entry.state in ("counted", "void", "discarded")) and entry.result is not None:
+                raise StoreError(f"evaluation {eval_id} is {entry.state}, but its result is still kept")
+        num_due = sum(len(ids) for (update, _), ids in groups.items() if update <= self.version + 1)
+        kept = {"live": +live, "waiting": +waiting, "queued": +queued, "groups": groups, "num_due": num_due}
+        for name, right in kept.items():
+            found = getattr(self, name if hasattr(self, name) else f"_{name}")
+            if found != right and +Counter(found if isinstance(found, Counter) else {}) != right:
+                raise StoreError(f"the ledger's {name} is {found}, but its entries say {right}")
+        for purpose, queue in self._queues.items():
+            in_line = {eval_id for _, eval_id in queue}
+            for eval_id, entry in self.entries.items():
+                if entry.state == "queued" and eval_id.purpose == purpose and eval_id not in in_line:
+                    raise StoreError(f"evaluation {eval_id} is queued, but in no queue")
+
     # --- the fold ------------------------------------------------------------------------------------------
 
     def apply(self, record: journal.Record) -> None:
