@@ -23,7 +23,7 @@ from hpc_es import __version__, methods
 from hpc_es.config.load import config_digest, load, refuse_another
 from hpc_es.config.schema import Config
 from hpc_es.envs.manifest import recorded_tasks
-from hpc_es.errors import ConfigError, StoreError, Superseded, TransportError, VerifyError
+from hpc_es.errors import ConfigError, StoreError, Superseded, TransportError
 from hpc_es.head.core import Core
 from hpc_es.head.events import (
     CheckpointSaved,
@@ -56,6 +56,7 @@ from hpc_es.head.training import Training
 from hpc_es.params import checkpoint, num_bytes, numa
 from hpc_es.params.arena import Arena
 from hpc_es.params.head_update import Apply, head_update, pin_arena
+from hpc_es.params.rebuild import bring_to
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.quoting import quote_error
@@ -373,20 +374,7 @@ def restore(arena: Arena, apply: Apply, paths: RunPaths, ledger: Ledger) -> Upda
     if version and isinstance(ledger.commits[version].body, Weights):
         checkpoint.adopt(paths, version)  # a head that ended just after the commit had no time for it
     checkpoint.set_aside(paths, ledger.digests)
-    began_from = checkpoint.restore(paths, arena, version, ledger.digests)
-    missed = [ledger.commits[v] for v in range(began_from + 1, version + 1)]
-    if trained := [commit.version for commit in missed if isinstance(commit.body, Weights)]:
-        raise VerifyError(
-            f"the checkpoint of theta_{trained[-1]} is missing or damaged, and what a trainer made cannot be computed "
-            f"again: bring {paths.checkpoint(trained[-1])} back from a copy"
-        )
-    report = apply(missed)
-    recorded = ledger.digests.get(version)
-    if recorded is None:
-        return Updated(version, report.digest, report.update_norm, report.seconds)
-    if report.digest != recorded:
-        raise VerifyError(
-            f"theta_{version}, rebuilt from version {began_from} and the journal, has digest {report.digest:016x}, the "
-            f"journal says {recorded:016x}: `hpc-es verify {paths.root}` shows where the bits part"
-        )
-    return None
+    report = bring_to(version, arena, paths, ledger.commits, ledger.digests, apply)
+    if version in ledger.digests:
+        return None
+    return Updated(version, report.digest, report.update_norm, report.seconds)

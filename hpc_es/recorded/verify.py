@@ -21,6 +21,7 @@ from hpc_es.errors import ConfigError, StoreError, VerifyError
 from hpc_es.head.ledger import Ledger
 from hpc_es.methods.base import Cohort, Method
 from hpc_es.params import Arena, checkpoint
+from hpc_es.params.rebuild import bring_to
 from hpc_es.paths import RunPaths
 from hpc_es.records import Assignment, Commit, EvalId, Result, Weights
 from hpc_es.results import why_unbelievable
@@ -130,13 +131,8 @@ def replay(run: Path, version: int | None = None, *, model: Path | None = None) 
     arena = load_base(history, model)
     if arena.base_digest != history.base_digest:
         raise VerifyError(_wrong_base(arena.base_digest, history.base_digest))
-    begin = checkpoint.restore(RunPaths(run), arena, version, history.digests)
-    digest = arena.apply(history.commits[begin:version]).digest
-    recorded = history.digests.get(version, digest)
-    if digest != recorded:
-        raise VerifyError(
-            f"theta_{version} has digest {digest:016x}, the run recorded {recorded:016x}; run hpc-es verify"
-        )
+    commits = {commit.version: commit for commit in history.commits}
+    bring_to(version, arena, RunPaths(run), commits, history.digests)
     return arena
 
 
