@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from hpc_es.cli import app
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
-from hpc_es.recorded.eval_config import Asked
+from hpc_es.recorded.eval_config import EvalRequest
 from hpc_es.worker.trajectories import read_trajectory_file
 
 
@@ -148,7 +148,7 @@ def test_all_recorded_evaluations_are_listed_and_compared(root: Path) -> None:
 
 
 def test_a_sample_of_the_episodes_is_kept_word_by_word(root: Path) -> None:
-    play(root, "0,1", Asked(OTHER.task, num_tasks=8, repeats=2, keep=7))
+    play(root, "0,1", EvalRequest(OTHER.task, num_tasks=8, repeats=2, keep=7))
     kept = list(read_trajectory_file(RunPaths(root).later_eval_trajectories(LATER)))
     assert sorted((k.eval_id.version, k.episode.task) for k in kept) == [(v, t) for v in (0, 1) for t in range(7)]
     shown = invoke("episodes", root, "--eval", LATER)

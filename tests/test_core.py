@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from theatre import Stage, make_config
 
 from hpc_es.errors import StoreError
-from hpc_es.head.events import Deserted, GroupFailed, Received, StopAsked, Tick
+from hpc_es.head.events import GroupFailed, NoWorkersLeft, Received, StopAsked, Tick
 from hpc_es.methods.evaluation import plan_evaluation
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
@@ -217,10 +217,10 @@ def test_a_worker_that_died_loses_its_lease_at_once_and_the_cause_is_an_event():
 def test_a_run_whose_workers_are_all_gone_for_good_ends_with_the_cause():
     stage = Stage(make_config())
     worker = stage.busy_worker("seat-0")
-    stage.handle(Deserted("no worker is left"))
+    stage.handle(NoWorkersLeft("no worker is left"))
     assert stage.exit is None  # one is there after all
     stage.handle(Received(messages.Goodbye(worker.name, "died", died=True)))
-    stage.handle(Deserted("no worker is left"))
+    stage.handle(NoWorkersLeft("no worker is left"))
     assert stage.exit is not None
     assert (stage.exit.failed, stage.exit.reason) == (True, "no worker is left")
 

@@ -28,7 +28,7 @@ from hpc_es.params import Arena
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths, retention_records
 from hpc_es.recorded.retention import measure as measuring
-from hpc_es.recorded.retention.measure import Wishes, measure, of_model
+from hpc_es.recorded.retention.measure import RetentionRequest, measure, of_model
 from hpc_es.recorded.retention.tasks import DEFINITIONS, Examples, extract_letter, make_task, read_examples
 from hpc_es.records import EvalId
 from hpc_es.store import records as journal
@@ -347,7 +347,7 @@ def test_versions_are_named_as_for_evaluations(run: Path, data: Path) -> None:
 
 
 def test_what_was_done_before_a_kill_is_not_lost(tiny: Path, data: Path, tmp_path: Path) -> None:
-    recorded, wishes = of_model(tiny), Wishes(backend="transformers", max_tokens=3)
+    recorded, wishes = of_model(tiny), RetentionRequest(backend="transformers", max_tokens=3)
     tasks = [read_examples(name, data) for name in ("mmlu_pro", "hellaswag")]
     said: list[str] = []
 

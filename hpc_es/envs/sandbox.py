@@ -72,7 +72,7 @@ Ended = Literal["exit", "time", "cpu", "memory", "processes", "output"]
 
 
 @dataclass(frozen=True)
-class Ran:
+class Execution:
     output: str
     """Standard output and standard error, as they came; what is no UTF-8 is replaced."""
     status: int
@@ -106,14 +106,14 @@ class Sandbox:
         self._first: _FirstProcess | None = None
         self._is_closed = False
 
-    def run(self, command: str | Sequence[str], stdin: str = "") -> Ran:
+    def run(self, command: str | Sequence[str], stdin: str = "") -> Execution:
         """Run bash text, or a program with its arguments; one at a time. Errors: EnvError when the sandbox fails."""
         if self._is_closed:
             raise EnvError("this sandbox is closed")
         if self._first is None:
             self._first = _FirstProcess(self._limits, self._files, self._packages)
         argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
-        return Ran(**self._first.ask({"argv": argv, "stdin": stdin}, self._limits.seconds + GRACE))
+        return Execution(**self._first.ask({"argv": argv, "stdin": stdin}, self._limits.seconds + GRACE))
 
     def close(self) -> None:
         """End everything in it. May be called twice, and by another thread while a program runs."""

@@ -29,10 +29,10 @@ from hpc_es.head.cohort import Cohort
 from hpc_es.head.crew import Crew, Worker
 from hpc_es.head.events import (
     CheckpointSaved,
-    Deserted,
     Event,
     GroupFailed,
     GroupUp,
+    NoWorkersLeft,
     Received,
     StopAsked,
     Tick,
@@ -142,7 +142,7 @@ class Core:
                 self._sum_up_left_out()
                 self._give_up_orphans()
                 self._open_transfer()
-            case Deserted(reason=reason):
+            case NoWorkersLeft(reason=reason):
                 if not self.crew.workers:  # one may have joined meanwhile
                     self.note("error", reason)
                     self._exit(reason, finished=False, failed=True)

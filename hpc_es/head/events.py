@@ -76,7 +76,7 @@ class StopAsked(Struct, frozen=True, gc=False):
     """A head of this run will start again elsewhere: the workers are not sent home."""
 
 
-class Deserted(Struct, frozen=True):
+class NoWorkersLeft(Struct, frozen=True):
     """No worker is left, and none will come."""
 
     reason: str
@@ -94,5 +94,5 @@ Event = (
     | TransferEnded
     | Tick
     | StopAsked
-    | Deserted
+    | NoWorkersLeft
 )

@@ -27,10 +27,10 @@ from hpc_es.errors import ConfigError, StoreError, Superseded, TransportError
 from hpc_es.head.core import Core
 from hpc_es.head.events import (
     CheckpointSaved,
-    Deserted,
     Event,
     GroupFailed,
     GroupUp,
+    NoWorkersLeft,
     Received,
     StopAsked,
     Tick,
@@ -81,11 +81,11 @@ GC_THRESHOLD = 100_000
 """Objects between two collections: most of what a head makes it keeps, and looking through it finds no garbage."""
 
 
-def more_may_come() -> str | None:
+def workers_may_join() -> str | None:
     return None
 
 
-def run_head(run_dir: Path, *, local: bool, workers_are_gone: Callable[[], str | None] = more_may_come) -> int:
+def run_head(run_dir: Path, *, local: bool, workers_are_gone: Callable[[], str | None] = workers_may_join) -> int:
     """Be the head of a run until it ends. Exit code 0: all is done, 3: it was stopped, 1: it gave up, 4: its job is
     nearly over (SIGUSR2) and should be queued again.
 
@@ -117,7 +117,7 @@ class Head:
         config: Config,
         *,
         local: bool,
-        workers_are_gone: Callable[[], str | None] = more_may_come,
+        workers_are_gone: Callable[[], str | None] = workers_may_join,
     ) -> None:
         self.paths, self.config, self.local = paths, config, local
         self._workers_are_gone = workers_are_gone
@@ -257,7 +257,7 @@ class Head:
 
     def _ask_for_workers(self) -> None:
         if (reason := self._workers_are_gone()) is not None:
-            self._post(Deserted(reason))
+            self._post(NoWorkersLeft(reason))
 
     def _perform(self, instructions: Sequence[Instruction]) -> None:
         records = [instruction.record for instruction in instructions if isinstance(instruction, Append)]

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from hpc_es.records import Commit
 
-FORGET = 0.25
+NEWEST_WEIGHT = 0.25
 """Weight of the newest measurement: what a file system or a neighbour did once is soon forgotten."""
-HOPE = 0.98
+UNTRIED_LOAD_DECAY = 0.98
 """A load that was not chosen is not measured either; each time its estimate shrinks by this, so that one slow read does
 not decide for ever."""
 LOAD = 2.0
@@ -104,16 +104,16 @@ class Measured:
         return Costs(self._load or LOAD * usual, max(self._seconds - each * self._work, 0.0), each)
 
     def loaded(self, seconds: float) -> None:
-        self._load = self._load + FORGET * (seconds - self._load) if self._load else seconds
+        self._load = self._load + NEWEST_WEIGHT * (seconds - self._load) if self._load else seconds
 
     def load_lost(self) -> None:
         """A load was possible, and another way was chosen."""
-        self._load *= HOPE
+        self._load *= UNTRIED_LOAD_DECAY
 
     def applied(self, work: float, seconds: float) -> None:
         """One pass of so much work."""
         self._passes += 1
-        weight = max(FORGET, 1.0 / self._passes)
+        weight = max(NEWEST_WEIGHT, 1.0 / self._passes)
         by_work, by_seconds = work - self._work, seconds - self._seconds
         self._work += weight * by_work
         self._seconds += weight * by_seconds

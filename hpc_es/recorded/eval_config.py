@@ -26,7 +26,7 @@ _NOT_THE_FILES = ("run.name=evaluation", "run.num_updates=1", "model.path=evalua
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvalRequest:
     """None: as the run, or else the task file, has it."""
 
     task: Path | None = None
@@ -50,7 +50,7 @@ class Frozen:
     """URL of an endpoint with OpenAI's chat API."""
 
 
-def of_run(trained: Config, asked: Asked, base: Path | None = None) -> Config:
+def of_run(trained: Config, asked: EvalRequest, base: Path | None = None) -> Config:
     """For versions of a run; `base`: its base model, where that has moved.
 
     Errors: ConfigError; EnvError when the environment cannot be made.
@@ -72,7 +72,7 @@ def of_run(trained: Config, asked: Asked, base: Path | None = None) -> Config:
     return _counted(settle(values, asked.overrides, origin=str(asked.task)), asked, file)
 
 
-def of_model(frozen: Frozen, out: Path, asked: Asked) -> Config:
+def of_model(frozen: Frozen, out: Path, asked: EvalRequest) -> Config:
     """For a model that no run made: that of a run of version 0 in the folder `out`. Errors: as `of_run`."""
     _check_keys(asked.overrides, _FOR_MODELS)
     if asked.task is None:
@@ -125,7 +125,7 @@ def _check_keys(overrides: Sequence[str], allowed: Sequence[str]) -> None:
             )
 
 
-def _counted(config: Config, asked: Asked, file: Loaded | None = None) -> Config:
+def _counted(config: Config, asked: EvalRequest, file: Loaded | None = None) -> Config:
     """With the numbers of tasks and repeats settled. Errors: ConfigError when there are not so many tasks."""
     available = inspect(config, "eval").num_tasks
     wanted = asked.num_tasks
@@ -144,5 +144,5 @@ def _counted(config: Config, asked: Asked, file: Loaded | None = None) -> Config
     return config.model_copy(update={"eval": evaluation, "store": store})
 
 
-def _sets(asked: Asked, key: str) -> bool:
+def _sets(asked: EvalRequest, key: str) -> bool:
     return any(override.partition("=")[0].strip() == key for override in asked.overrides)

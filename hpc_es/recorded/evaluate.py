@@ -23,7 +23,7 @@ from hpc_es.errors import ConfigError
 from hpc_es.launch.prepare import check_model
 from hpc_es.methods.evaluation import plan_evaluation
 from hpc_es.paths import RunPaths
-from hpc_es.recorded.eval_config import Asked, checked_name, of_run
+from hpc_es.recorded.eval_config import EvalRequest, checked_name, of_run
 from hpc_es.recorded.solo import Keep, Recorded, Solo
 from hpc_es.records import Assignment, EvalId, Result
 from hpc_es.store import records as journal
@@ -56,7 +56,7 @@ class Evaluation:
 def evaluate(
     root: Path,
     versions: str = "last",
-    asked: Asked | None = None,
+    asked: EvalRequest | None = None,
     *,
     name: str | None = None,
     base: Path | None = None,
@@ -68,7 +68,7 @@ def evaluate(
     Errors: ConfigError for a version, task or number that does not exist, and for a name that something else was
     evaluated under; ModelError, DigestMismatch, EngineError, EnvError, StoreError.
     """
-    recorded, asked = Recorded.read(root), asked or Asked()
+    recorded, asked = Recorded.read(root), asked or EvalRequest()
     chosen = chosen_versions(recorded, versions)
     config = of_run(recorded.config, asked, base)
     if config.engine.kind != "endpoint":
@@ -246,7 +246,7 @@ def _refuse_changed_tasks(paths: RunPaths, config: Config) -> None:
             )
 
 
-def _fresh_name(config: Config, asked: Asked) -> str:
+def _fresh_name(config: Config, asked: EvalRequest) -> str:
     what = asked.task.stem if asked.task else config.task.env
     began = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     return f"{re.sub('[^A-Za-z0-9_-]+', '-', what).strip('-_')}-{began}-{os.getpid()}"

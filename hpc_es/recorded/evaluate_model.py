@@ -15,7 +15,7 @@ from hpc_es.envs.manifest import settle_tasks
 from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch.prepare import began_config, check_model, launcher_lock
 from hpc_es.paths import RunPaths
-from hpc_es.recorded.eval_config import Asked, Frozen, of_model
+from hpc_es.recorded.eval_config import EvalRequest, Frozen, of_model
 from hpc_es.recorded.evaluate import RUN, WORKER, Evaluation, Left, Say, announce, play, started, what_is_left
 from hpc_es.recorded.solo import Recorded, Solo
 from hpc_es.store import records as journal
@@ -25,7 +25,7 @@ from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.worker.trajectories import TrajectoryFile
 
 
-def evaluate_model(frozen: Frozen, out: Path, asked: Asked, *, say: Say = print) -> Evaluation:
+def evaluate_model(frozen: Frozen, out: Path, asked: EvalRequest, *, say: Say = print) -> Evaluation:
     """Play the tasks of a file with a frozen model, and record them in the run folder `out`.
 
     A folder with the same evaluation, stopped half-way, goes on. Errors: ConfigError, also when `out` is something

@@ -193,7 +193,7 @@ class Simulation:
                 case Send(worker=name, message=messages.Work(assignment=assignment)):
                     self._work(name, assignment)
                 case Send(worker=name, message=messages.Leave(finished=False)):
-                    self._sent_home(name)
+                    self._told_to_leave(name)
                 case Append(record=record):
                     if isinstance(record, journal.Committed):
                         self._losses_in_a_row = 0
@@ -284,7 +284,7 @@ class Simulation:
             self._handle(Received(messages.HandBack(worker.name, holding, "preempted")))
         self._handle(goodbye)
 
-    def _sent_home(self, name: str) -> None:
+    def _told_to_leave(self, name: str) -> None:
         """The head told a worker to exit because its lease ran out; its launcher restarts it."""
         worker = self._workers.get(name)
         if worker is not None:

@@ -60,7 +60,7 @@ class Ended:
     """Its job should be queued again."""
 
 
-def nobody_knows() -> str | None:
+def head_may_return() -> str | None:
     return None
 
 
@@ -70,7 +70,7 @@ def run_worker(
     *,
     local: bool = False,
     ends_at: float | None = None,
-    head_is_gone: Callable[[], str | None] = nobody_knows,
+    head_is_gone: Callable[[], str | None] = head_may_return,
 ) -> int:
     """Be a worker of a run until it ends. Exit code 0: the run is done or this worker was drained, 3: sent home or
     stopped before that, 4: its job is nearly over (SIGUSR2, or no time for another evaluation) and should be queued
@@ -124,7 +124,7 @@ class Worker:
         seat: str,
         engine: Engine,
         budget: Budget,
-        head_is_gone: Callable[[], str | None] = nobody_knows,
+        head_is_gone: Callable[[], str | None] = head_may_return,
     ) -> None:
         self.paths, self.config, self.seat, self.engine = paths, config, seat, engine
         self.budget = budget

@@ -28,7 +28,7 @@ WIDTH, HEIGHT, MARGIN = 1240, 1754, 110
 """In dots; A4."""
 MAX_ITEMS = 7
 
-Asked = tuple[str, tuple[str, ...]]
+Question = tuple[str, tuple[str, ...]]
 """A question and its accepted answers."""
 
 
@@ -48,7 +48,7 @@ def draw(seed: int) -> Page:
     return Page(sheet.png(), question, accepted)
 
 
-def form(rng: random.Random, sheet: "_Sheet") -> list[Asked]:
+def form(rng: random.Random, sheet: "_Sheet") -> list[Question]:
     """A registration form: ruled boxes with labels and what was filled in."""
     entries = [
         ("Full name", words.person(rng)),
@@ -73,7 +73,7 @@ def form(rng: random.Random, sheet: "_Sheet") -> list[Asked]:
     return [(f"What is the {entries[each][0].lower()} in this form?", (entries[each][1],)) for each in shown]
 
 
-def invoice(rng: random.Random, sheet: "_Sheet") -> list[Asked]:
+def invoice(rng: random.Random, sheet: "_Sheet") -> list[Question]:
     """An invoice: a table of items with quantities and prices, and what they come to."""
     number, date, customer = f"INV-{rng.randrange(1000, 9999)}", words.date(rng, 1995, 2020), words.person(rng)
     names = rng.sample(words.ITEMS, rng.randint(3, MAX_ITEMS))
@@ -107,7 +107,7 @@ def invoice(rng: random.Random, sheet: "_Sheet") -> list[Asked]:
     return asked
 
 
-def letter(rng: random.Random, sheet: "_Sheet") -> list[Asked]:
+def letter(rng: random.Random, sheet: "_Sheet") -> list[Question]:
     """A letter of invitation: the facts stand in running text."""
     sender, recipient, company = words.person(rng), words.person(rng), rng.choice(words.COMPANIES)
     written, day = words.date(rng, 1960, 1999), rng.choice(words.WEEKDAYS)
@@ -144,7 +144,7 @@ def letter(rng: random.Random, sheet: "_Sheet") -> list[Asked]:
     ]
 
 
-KINDS: tuple[Callable[[random.Random, "_Sheet"], list[Asked]], ...] = (form, invoice, letter)
+KINDS: tuple[Callable[[random.Random, "_Sheet"], list[Question]], ...] = (form, invoice, letter)
 
 
 def _amounts(cents: int) -> tuple[str, str]:

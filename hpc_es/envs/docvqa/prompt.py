@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from hpc_es.envs.sandbox import Ran
+from hpc_es.envs.sandbox import Execution
 
 _ACTIONS = re.compile(
     r"<(?P<kind>bash|answer)>(?P<text>.*?)(?:</(?P=kind)>|\Z)|```(?:bash|sh)\s(?P<command>.*?)(?:```|\Z)", re.DOTALL
@@ -43,7 +43,7 @@ def rules(page: str, max_turns: int) -> str:
     )
 
 
-def outcome(ran: Ran) -> str:
+def outcome(ran: Execution) -> str:
     """Of a command."""
     text = f"Output:\n{ran.output.strip()}" if ran.output.strip() else "No output."
     if ran.ended != "exit":

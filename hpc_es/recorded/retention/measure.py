@@ -35,7 +35,7 @@ MAX_LENGTH = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Wishes:
+class RetentionRequest:
     """Settings that were given; None: the run's own, or the model's."""
 
     backend: Backend | None = None
@@ -76,7 +76,7 @@ def measure(
     recorded: Recorded,
     versions: Sequence[int],
     tasks: Sequence[Examples],
-    wishes: Wishes,
+    request: RetentionRequest,
     folder: Path,
     *,
     say: Callable[[str], None] = print,
@@ -89,7 +89,7 @@ def measure(
     if find_spec("lm_eval") is None:
         raise ConfigError("lm-eval is not installed here, which measures retention: pip install 'hpc_es[retention]'")
     _stay_offline()
-    asked, settings = _asked(recorded, wishes)
+    asked, settings = _asked(recorded, request)
     wanted = {
         (recorded.version(version), task.definition.name): (task, _measured(asked, version, task, settings))
         for version in sorted(versions)
@@ -106,10 +106,10 @@ def measure(
     return {at: found[at] for at in wanted}
 
 
-def _asked(recorded: Recorded, wishes: Wishes) -> tuple[Recorded, Settings]:
+def _asked(recorded: Recorded, request: RetentionRequest) -> tuple[Recorded, Settings]:
     """The run with the engine that is wished for. Errors: ConfigError, ModelError."""
     config = recorded.config
-    backend = wishes.backend or config.engine.kind
+    backend = request.backend or config.engine.kind
     if backend not in get_args(Backend):
         raise ConfigError(
             f"engine.kind={backend} of {recorded.paths.root} does not hold a language model whose retention can be "
@@ -117,11 +117,11 @@ def _asked(recorded: Recorded, wishes: Wishes) -> tuple[Recorded, Settings]:
         )
     settings = Settings(
         backend=backend,
-        dtype=wishes.dtype or config.model.dtype,
-        max_tokens=wishes.max_tokens,
-        max_length=wishes.max_length or min(MAX_LENGTH, _context(Path(config.model.path))),
-        chat=wishes.chat,
-        chat_options=config.task.chat_options if wishes.chat_options is None else wishes.chat_options,
+        dtype=request.dtype or config.model.dtype,
+        max_tokens=request.max_tokens,
+        max_length=request.max_length or min(MAX_LENGTH, _context(Path(config.model.path))),
+        chat=request.chat,
+        chat_options=config.task.chat_options if request.chat_options is None else request.chat_options,
         seed=SEED,
     )
     if settings.max_tokens >= settings.max_length:
@@ -132,7 +132,7 @@ def _asked(recorded: Recorded, wishes: Wishes) -> tuple[Recorded, Settings]:
     engine = {
         "kind": settings.backend,
         "max_model_len": settings.max_length,
-        "max_concurrent": wishes.batch_size or config.engine.max_concurrent,
+        "max_concurrent": request.batch_size or config.engine.max_concurrent,
     }
     parts = {
         "engine": config.engine.model_copy(update=engine),
