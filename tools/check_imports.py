@@ -30,7 +30,7 @@ ROWS = (
     ("recorded", "simulator"),
     ("planner",),
     ("analysis",),
-    ("cli",),
+    ("cli", "api"),
     ("__main__",),
 )
 FORBIDDEN = {
@@ -43,7 +43,7 @@ FORBIDDEN = {
 """Packages that a package never imports, be it inside a function."""
 
 HEAVY = ("torch", "vllm", "numba")
-LIGHT = ("cli", "launch", "recorded", "simulator", "planner", "analysis")
+LIGHT = ("cli", "api", "launch", "recorded", "simulator", "planner", "analysis")
 """Packages that never import a HEAVY one at module level: they run on login nodes and laptops."""
 
 
