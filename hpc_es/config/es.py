@@ -17,7 +17,7 @@ class Schedule(Model):
     kind: Literal["constant", "cosine", "linear"] = "constant"
     """How the value goes from `start` to `end`."""
     start: float = Field(ge=0, le=1e6)
-    """Bounded, so that no coefficient leaves the range of float32."""
+    """Value at the first update. Bounded, so that no coefficient leaves the range of float32."""
     end: float | None = Field(None, ge=0, le=1e6)
     """Value at the last update, exactly; for cosine and linear."""
 
