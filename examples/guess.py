@@ -46,6 +46,6 @@ class Guess(Env):
         if not self.guesses_left:  # a limit of the task: an outcome, with partial credit for coming close
             close = 0.0 if guess is None else max(0.0, 1 - abs(guess - self.number) / self.highest)
             return StepResult(None, reward=0.5 * close, terminated=False, truncated=True, invalid=guess is None)
-        hint = "That is no number." if guess is None else "Higher." if guess < self.number else "Lower."
+        hint = "That is not a number." if guess is None else "Higher." if guess < self.number else "Lower."
         shown = Observation((Message("user", hint),))
         return StepResult(shown, reward=0.0, terminated=False, truncated=False, invalid=guess is None)

@@ -3,7 +3,7 @@
 Invariant: an evaluation is counted at most once, and never with a lag above the schedule's bound, counted at the
 commit. Pure: no clock, no I/O. Source: bounded-staleness asynchronous ES (Hoy et al., 2026); design, section 6.
 
-Two families. Composed schedules know every cohort beforehand: so many results of each lag; an evaluation is
+Two families. Composed schedules know every cohort beforehand: a number of results of each lag; an evaluation is
 dispatched for one update and waits for it. The natural schedule takes what comes, as long as it is within the bound.
 """
 

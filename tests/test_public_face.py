@@ -71,12 +71,15 @@ def test_submission_handles_do_what_a_user_of_submitit_expects(
     (submission.paths.logs / "slurm-102_0.out").write_text("worker 0\n")
     (submission.paths.logs / "slurm-102_1.out").write_text("worker 1\n")
     assert (head.stdout(), workers.stderr()) == ("head says\n", "worker 0\nworker 1\n")
+    (submission.paths.logs / "head-101.0.log").write_text("and the role, too\n")
+    (submission.paths.logs / "head-1010.0.log").write_text("of another job\n")
+    assert head.stdout() == "head says\nand the role, too\n"
     cluster.states["101"] = "FAILED"
     cluster.states["102"] = "COMPLETED"
     assert (submission.done(), workers.result()) == (True, "COMPLETED")
     assert str(head.exception()) == "head 101 is FAILED"
     assert workers.exception() is None
-    with pytest.raises(LaunchError, match="head 101 is FAILED; see its log: head says"):
+    with pytest.raises(LaunchError, match="head 101 is FAILED; its output: head says"):
         head.result()
     with pytest.raises(LaunchError, match="the head is FAILED; see `hpc-es logs"):
         submission.result()

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from theatre import Stage, make_config
 
-from hpc_es.errors import StoreError
+from hpc_es import methods
+from hpc_es.errors import ConfigError, StoreError
 from hpc_es.head.events import Received
 from hpc_es.head.ledger import Ledger
 from hpc_es.records import Weights
@@ -147,5 +148,23 @@ def test_records_that_contradict_a_closed_cohort_are_refused() -> None:
         stage.core.ledger.apply(closed)
     commit = stage.core.cohort.commit()
     wrong = type(commit)(1, commit.consumed[::-1], Weights(1, 1.0))
-    with pytest.raises(StoreError, match="were closed for it"):
+    with pytest.raises(StoreError, match="consumes other evaluations than were closed for it"):
         stage.core.ledger.apply(journal.Committed(0.0, wrong))
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("toy:Toy", {"optimiser": {"kind": "adam"}}, "es.optimiser.kind=adam is for updates by seeds"),
+        ("toy:Lazy", {}, "has trains=True, but does not define train"),
+        ("toy:nudge", {}, "is not a subclass"),
+        ("toy:Nothing", {}, "cannot be imported"),
+        ("se", {}, "method='se' is unknown; built in: es"),
+    ],
+)
+def test_a_method_that_cannot_work_is_refused_before_anything_starts(
+    method: str, changes: dict[str, Any], message: str
+) -> None:
+    config = make_config(es=changes).model_copy(update={"method": method})
+    with pytest.raises(ConfigError, match=message):
+        methods.make(config)

@@ -75,5 +75,11 @@ class Toy(Method):
         return derive(self.config.run.seed, "toy", eval_id.version, eval_id.slot, eval_id.replacement)
 
 
+class Lazy(Method):
+    """Says that it trains, but has no train()."""
+
+    trains = True
+
+
 def nudge(fitness: Any) -> float:
     return STEP * sum((place + 1) * value for place, value in enumerate(fitness))

@@ -44,8 +44,7 @@ class Guard:
         Signal handlers are checked in the main thread, since only that thread can change them.
         """
         self.end_copy()
-        if _identity(self._file) != self._identity:
-            CALLS.die(f"{what} closed files and sockets of the process that runs it; it may close only its own")
+        self.end_if_damaged(what)
         if self._handlers is None or threading.current_thread() is not threading.main_thread():
             return None
         replaced = []
@@ -57,14 +56,14 @@ class Guard:
             return None
         return f"{what} replaced the handler of {' and '.join(replaced)}, which the process that runs it needs"
 
-    def end_if_damaged(self) -> None:
-        """Exit naming the running calls if an environment has closed this process's files.
+    def end_if_damaged(self, what: str = "") -> None:
+        """Exit with the name of the call, by default of the running ones, if it has closed this process's files.
 
-        For whoever meets an error elsewhere: the event loop may fail on a closed file before the call returns.
+        Also for code that meets an error elsewhere: the event loop may fail on a closed file before the call returns.
         """
         if _identity(self._file) != self._identity:
-            calls = "; ".join(CALLS.running()) or "a call of an environment"
-            CALLS.die(f"{calls} closed files and sockets of the process that runs it; it may close only its own")
+            what = what or "; ".join(CALLS.running()) or "a call of an environment"
+            CALLS.die(f"{what} closed files and sockets of the process that runs it; it may close only its own")
 
     def _note_fork(self) -> None:
         self.is_copy = True

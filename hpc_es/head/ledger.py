@@ -162,10 +162,14 @@ class Ledger:
             if (entry.state in ("counted", "void", "discarded")) and entry.result is not None:
                 raise StoreError(f"evaluation {eval_id} is {entry.state}, but its result is still kept")
         num_due = sum(len(ids) for (update, _), ids in groups.items() if update <= self.version + 1)
-        kept = {"live": +live, "waiting": +waiting, "queued": +queued, "groups": groups, "num_due": num_due}
-        for name, right in kept.items():
-            found = getattr(self, name if hasattr(self, name) else f"_{name}")
-            if found != right and +Counter(found if isinstance(found, Counter) else {}) != right:
+        for name, found, right in (
+            ("live", self.live, +live),  # + drops the zeros
+            ("waiting", self.waiting, +waiting),
+            ("queued", +self._queued, +queued),
+            ("groups", self.groups, groups),
+            ("num_due", self.num_due, num_due),
+        ):
+            if found != right:
                 raise StoreError(f"the ledger's {name} is {found}, but its entries say {right}")
         for purpose, queue in self._queues.items():
             in_line = {eval_id for _, eval_id in queue}
@@ -382,6 +386,8 @@ class Ledger:
             raise StoreError(f"commit {commit.version} follows commit {self.version}")
         if not commit.consumed:
             raise StoreError(f"commit {commit.version} consumes nothing")
+        if self.closed and self.closed != tuple(each.eval_id for each in commit.consumed):
+            raise StoreError(f"commit {commit.version} consumes other evaluations than were closed for it")
         self.commits[commit.version] = commit
         self.nulls_in_a_row = self.nulls_in_a_row + 1 if commit.null else 0
         self.fitness = sum(each.fitness for each in commit.consumed) / len(commit.consumed)
@@ -391,8 +397,6 @@ class Ledger:
                 raise StoreError(f"commit {commit.version} counts evaluation {each.eval_id}, which is {entry.state}")
             self._count_in(entry)
             self._forget(entry)
-        if self.closed != (consumed := tuple(each.eval_id for each in commit.consumed)) and self.closed:
-            raise StoreError(f"commit {commit.version} counts {consumed}, but {self.closed} were closed for it")
         self.closed = ()
         if isinstance(commit.body, Weights):  # its checkpoint is on disk, or there would be no commit
             self._set_digest(commit.version, commit.body.digest)

@@ -12,7 +12,7 @@ import msgspec
 from hpc_es.head.events import Event, Trained, TrainingFailed
 from hpc_es.head.instructions import Train
 from hpc_es.paths import RunPaths
-from hpc_es.quoting import MAX_MESSAGE, quote
+from hpc_es.quoting import MAX_MESSAGE, MAX_RECORD, quote
 from hpc_es.trainer.cohort import ClosedCohort, TrainingReport, write_cohort
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ class Training:
             self._process = process
             said, complained = process.communicate()
             code, self._process = process.returncode, None
+            if complained:
+                log.warning("the trainer of theta_%d wrote:\n%s", version, quote(complained, MAX_RECORD))
             if code:
                 words = quote(complained.strip().rpartition("\n")[2], MAX_MESSAGE)
                 return TrainingFailed(version, f"the trainer ended with code {code}: {words or 'it said nothing'}")

@@ -179,7 +179,7 @@ def _kill(process: _Process, chosen: Callable[[_Process], bool]) -> None:
 
 
 def last_lines(log: Path, count: int = 15) -> str:
-    """The end of a log, for an error message: so many lines at most, each of bounded length."""
+    """The end of a log, for an error message: a limited number of lines, each of limited length."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - 65_536))

@@ -92,7 +92,7 @@ class Job:
         """Wait as `wait` does; its state, COMPLETED. Errors: LaunchError when it ended otherwise, or the time is up."""
         state = self.wait(timeout_s)
         if state != "COMPLETED":
-            raise LaunchError(f"{self.role} {self.job_id} is {state}; see its log: {self.stdout()[-2000:] or 'empty'}")
+            raise LaunchError(f"{self.role} {self.job_id} is {state}; its output: {self.stdout()[-2000:] or 'none'}")
         return state
 
     def exception(self, timeout_s: float | None = None) -> LaunchError | None:
@@ -101,14 +101,17 @@ class Job:
         return None if state == "COMPLETED" else LaunchError(f"{self.role} {self.job_id} is {state}")
 
     def stdout(self) -> str:
-        """What Slurm has of the job's output so far; of an array, of all elements. Both streams are in one file."""
+        """The job's output so far: Slurm's own file, then the log of every attempt; for an array, of all elements."""
         if self.logs is None:
             return ""
-        files = sorted([*self.logs.glob(f"slurm-{self.job_id}.out"), *self.logs.glob(f"slurm-{self.job_id}_*.out")])
+        of_job = re.compile(rf"(slurm|{self.role})-{self.job_id}(_\d+)?(\.\d+)?\.(out|log)")
+        files = sorted(
+            (path for path in self.logs.iterdir() if of_job.fullmatch(path.name)), key=lambda p: p.stat().st_mtime
+        )
         return "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
     def stderr(self) -> str:
-        """The same as `stdout`: Slurm writes both streams into one file."""
+        """The same as `stdout`: both streams are in one file."""
         return self.stdout()
 
     def cancel(self) -> None:

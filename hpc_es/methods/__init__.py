@@ -24,7 +24,13 @@ def make(config: "Config", tasks: "Tasks | None" = None) -> "Method":
     """The method of a run. `tasks` may be left out where nothing is assigned. Errors: ConfigError."""
     from hpc_es.methods.base import Tasks
 
-    return find(config.method)(config, tasks or Tasks(0, 0))
+    method = find(config.method)
+    if method.trains and config.es.optimiser.kind != "none":
+        raise ConfigError(
+            f"es.optimiser.kind={config.es.optimiser.kind} is for updates by seeds, and method={config.method} has a "
+            "trainer: use es.optimiser.kind=none"
+        )
+    return method(config, tasks or Tasks(0, 0))
 
 
 def find(name: str) -> "type[Method]":
@@ -43,4 +49,6 @@ def find(name: str) -> "type[Method]":
         raise ConfigError(f"method={name!r} cannot be imported: {quote_error(error)}") from error
     if not (inspect.isclass(found) and issubclass(found, Method)):
         raise ConfigError(f"method={name!r} is not a subclass of hpc_es.methods.base.Method")
+    if found.trains and found.train is Method.train:
+        raise ConfigError(f"method={name!r} has trains=True, but does not define train()")
     return found

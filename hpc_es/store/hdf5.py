@@ -34,7 +34,7 @@ RETRY_SECONDS = 30.0
 """Seconds between two attempts to rebuild the file after a failure: each one reads the whole journal."""
 
 _SPILL_CELLS = 500_000
-"""While a file is being built, changes are written out whenever there are so many: bounds memory."""
+"""Number of changed cells at which they are written out while a file is being built; bounds memory."""
 _CHUNK_ROWS = 1024
 _GAP_ROWS = 256
 """Changed rows that are closer than this are written in one piece."""

@@ -95,7 +95,7 @@ class WorkerRows:
             self._change(name, time)
 
     def count_accepted(self, name: str, time: float, seconds: float, change: int) -> None:
-        """A result of so many seconds was accepted (+1), or is no longer (-1)."""
+        """Count a result and its seconds as accepted (+1), or as no longer accepted (-1)."""
         if (worker := self._workers.get(name)) is not None:
             worker.num_accepted += change
             worker.seconds_useful += change * seconds

@@ -124,7 +124,7 @@ def plot_at_k(runs: Runs, version: int | None = None) -> "Figure":
         except NothingToShow as reason:
             reasons.append(str(reason))
     if not shown:
-        raise NothingToShow(reasons[0] if reasons else "there is no run")
+        raise NothingToShow(reasons[0] if reasons else "no run was given")
     figure, (row,) = panels(1, 2, width=10.5, height=3.6)
     protocols = {text for _, table in shown for text in table["protocol"]}
     if len(protocols) == 1:

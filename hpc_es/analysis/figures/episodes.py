@@ -59,9 +59,11 @@ def per_version(run: Run) -> "pd.DataFrame":
 
 
 def lengths(run: Run) -> "pd.DataFrame":
-    """Of the episodes of each cohort, those that succeeded apart from those that did not: columns update, success,
-    num_episodes, and of turns, tokens_out and tokens_in the `_mean`, and `_low`, `_median`, `_high`: quantiles
-    LOW, 0.5 and HIGH."""
+    """Lengths of the episodes of each cohort, one row for those that succeeded and one for those that did not.
+
+    Columns: update, success, num_episodes; and for each of turns, tokens_out and tokens_in the `_mean` and the
+    quantiles LOW, 0.5 and HIGH as `_low`, `_median` and `_high`.
+    """
     key = ["source", "dispatch_version", "slot", "replacement"]
     consumed = run.evaluations[(run.evaluations["kind"] == "train") & (run.evaluations["status"] == "accepted")]
     members = run.episodes[run.episodes["kind"] == "train"].merge(consumed[[*key, "consumed_version"]], on=key)

@@ -68,7 +68,7 @@ def plot_horizon(runs: Runs) -> "Figure":
         except NothingToShow as reason:
             reasons.append(str(reason))
     if not shown:
-        raise NothingToShow(reasons[0] if reasons else "there is no run")
+        raise NothingToShow(reasons[0] if reasons else "no run was given")
     figure, (row,) = panels(1, 2, width=10.5, height=3.4, sharex=True, sharey=True)
     for number, (label, table) in enumerate(shown):
         shift = 0.06 * (number - (len(shown) - 1) / 2)  # bars of several runs stand side by side

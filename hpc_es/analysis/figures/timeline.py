@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_WORKERS = 24
 """Rows of a panel; of more workers the first by name are shown."""
 MAX_UPDATES = 24
-"""A timeline without a window shows about so many updates."""
+"""Approximate number of updates that a timeline shows if no window is given."""
 
 _FATE_LABELS = {
     "accepted": "member, consumed",

@@ -96,8 +96,11 @@ def discard_bias(run: Run) -> "pd.DataFrame":
 
 
 def plot_durations(runs: Runs) -> "Figure":
-    """Share of members that took at most so many seconds, by condition (left); the same by worker, as quartiles and
-    the range from 5 to 95 %, of the first run (right). Errors: NothingToShow without results."""
+    """Cumulative distribution of the seconds that members took, by condition (left).
+
+    Right: the same by worker, as quartiles and the range from 5 to 95 %, of the first run.
+    Errors: NothingToShow without results.
+    """
     conditions = [
         (condition.label, frames)
         for condition in conditions_of(runs)

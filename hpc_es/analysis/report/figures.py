@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_PANELS = 8
-"""Figures with a panel per run show so many of them at most."""
+"""Maximum number of panels in a figure that has one panel per run."""
 
 
 @dataclass(frozen=True)

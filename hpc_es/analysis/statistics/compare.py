@@ -73,7 +73,7 @@ class Comparison:
 
 
 def compare(a: Sequence[Policy], b: Sequence[Policy], *, num_tasks: int | None = None) -> Comparison:
-    """The verdict on two sides, each one run or several seeds. `num_tasks`: only the first so many tasks.
+    """The verdict on two sides, each one run or several seeds. `num_tasks`: number of held-out tasks to compare on.
 
     Errors: ConfigError when the sides cannot be paired, with what differs.
     """

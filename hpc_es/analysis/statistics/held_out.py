@@ -60,9 +60,10 @@ def comparable(run: Run) -> "pd.DataFrame":
 
 
 def best_source(run: Run, version: int) -> str:
-    """Of the comparable evaluations of a version the one with most tasks; of equals with most repeats, then the run's.
+    """The source of the best comparable evaluation of a version.
 
-    There must be one.
+    Most tasks come first, then most repeats, then the run's own evaluation.
+    There must be at least one.
     """
     evals = comparable(run)
     rows = evals[evals["version"] == version].fillna({"num_repeats": 1})
@@ -96,8 +97,8 @@ def success_errors(run: Run) -> "pd.Series[float]":
 
 
 def task_facts(run: Run, source: str = "run") -> list[TaskFacts] | None:
-    """Of the tasks of the run's own evaluation or of a later one: task i of an episode is the i-th. None where no
-    manifest says so. Errors: StoreError when the manifest is damaged."""
+    """Facts about the tasks of the run's own evaluation or of a later one, in order of their index. None if there is no
+    manifest of them. Errors: StoreError when the manifest is damaged."""
     if run.folder is None:
         return None
     paths = RunPaths(run.folder)

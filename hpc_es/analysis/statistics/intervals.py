@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NUM_RESAMPLES = 10_000
 _AT_ONCE = 500
 _EXACT = 14
-"""With up to so many differences all flips of signs are tried: 2^14."""
+"""Maximum number of differences for which all 2^14 flips of signs are tried."""
 _DETECTABLE = 1.96 + 0.84
 """Standard errors that a difference must have to be found in 80 % of all trials, at the two-sided level of 5 %."""
 LEVEL = 0.05
@@ -123,7 +123,7 @@ class Paired:
     by_seed: tuple[float, ...]
     """The difference of each pair of runs."""
     detectable: float
-    """The smallest difference that so many tasks would show in 80 % of all trials."""
+    """The smallest difference that this number of tasks would show in 80 % of all trials."""
     tasks_needed: int | None
     """For a difference of this size, likewise, counted no further than just beyond MAX_TASKS; None where there is no
     difference at all."""

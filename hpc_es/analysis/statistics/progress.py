@@ -37,7 +37,7 @@ COSTS: dict[str, str] = {
 """Alternative x axes, and what to write below them."""
 
 TRAILING_UPDATES = 5
-"""The thick line of a learning curve is the mean over so many updates up to the present one."""
+"""Number of updates, up to the present one, over which the thick line of a learning curve is the mean."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ PIECE = 1024
 """Consecutive elements that are taken together; their noise is as independent as any other's."""
 NUM_PIECES = 128
 _MAX_ERRORS = 8.0
-"""A recorded update norm further off than so many standard errors is of another base model."""
+"""Standard errors between a recorded and an estimated update norm above which the base model must be another."""
 
 
 @dataclass(frozen=True)
