@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from staged_run import Staged, stage, sync, write_facts
 
-from hpc_es.analysis.figures.at_k import at_k, curve, max_at_k, mean_at_k, pass_at_k, plot_at_k
+from hpc_es.analysis.figures.at_k import plot_at_k
+from hpc_es.analysis.statistics.at_k import at_k, curve, max_at_k, mean_at_k, pass_at_k
 from hpc_es.analysis.statistics.intervals import bootstrap_mean
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError, NothingToShow

@@ -11,10 +11,10 @@ from hdf5_tables import assert_same, from_journal, tables
 from msgspec.structs import replace
 
 import hpc_es.store
-from hpc_es.analysis.figures.timeline import spans, worker_shares
-from hpc_es.analysis.figures.waiting import members
 from hpc_es.analysis.statistics.progress import head_spans, progress
-from hpc_es.analysis.statistics.tables import render, summary
+from hpc_es.analysis.statistics.summary import render, summary
+from hpc_es.analysis.statistics.timeline import spans, worker_shares
+from hpc_es.analysis.statistics.waiting import members
 from hpc_es.paths import RunPaths
 from hpc_es.store.clock import Clock
 from hpc_es.store.hdf5 import rebuild

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hpc_es.analysis.csv_files import write_frame, write_rows
+from hpc_es.analysis.statistics.csv_files import write_frame, write_rows
 from hpc_es.errors import StoreError
 
 FORMULAS = ['=HYPERLINK("http://x")', "+1+1", "-2+3", "@SUM(A1)", "\tx", "\n=1"]

@@ -14,10 +14,10 @@ from staged_run import Staged, stage, staircase, sync, tail
 
 from hpc_es.analysis.figures import plots
 from hpc_es.analysis.figures.canvas import png
-from hpc_es.analysis.figures.episodes import brackets, per_update, per_version
-from hpc_es.analysis.figures.lags import composition, deviating_updates, lag_counts, prescribed
-from hpc_es.analysis.figures.timeline import spans, worker_shares
-from hpc_es.analysis.figures.waiting import discard_bias, members
+from hpc_es.analysis.statistics.episodes import brackets, per_update, per_version
+from hpc_es.analysis.statistics.lags import composition, deviating_updates, lag_counts, prescribed
+from hpc_es.analysis.statistics.timeline import spans, worker_shares
+from hpc_es.analysis.statistics.waiting import discard_bias, members
 from hpc_es.errors import ConfigError, HpcEsError, NothingToShow
 from hpc_es.store import Run
 from hpc_es.store.journal import read_journal

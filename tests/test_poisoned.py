@@ -12,9 +12,9 @@ from hdf5_tables import assert_same, from_journal, tables
 from msgspec.structs import replace
 
 import hpc_es.store
-from hpc_es.analysis.figures.timeline import spans
 from hpc_es.analysis.statistics.progress import progress
-from hpc_es.analysis.statistics.tables import render, summary
+from hpc_es.analysis.statistics.summary import render, summary
+from hpc_es.analysis.statistics.timeline import spans
 from hpc_es.paths import RunPaths
 from hpc_es.records import Result
 from hpc_es.store.hdf5 import rebuild

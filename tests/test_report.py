@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from hpc_es.analysis.report.build import Written, write_report
 from hpc_es.analysis.report.figures import MAX_PANELS, SECTIONS
-from hpc_es.analysis.text_table import TextTable, mean_and_sd
+from hpc_es.analysis.statistics.text_table import TextTable, mean_and_sd
 from hpc_es.cli import app
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError, StoreError

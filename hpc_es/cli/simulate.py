@@ -56,7 +56,7 @@ def simulate(
     json: Json = False,
 ) -> None:
     """Predict wall-clock, busy share, lags and discards, with the real head under a virtual clock."""
-    from hpc_es.analysis.csv_files import write_rows
+    from hpc_es.analysis.statistics.csv_files import write_rows
     from hpc_es.cli.output import console, print_json
     from hpc_es.simulator.durations import parse, parse_seconds
     from hpc_es.simulator.simulate import Preemption, with_mode

@@ -24,7 +24,7 @@ from phases import phases
 from sampled import command, cpu_seconds, descendants, watched
 
 from hpc_es import envs
-from hpc_es.analysis.text_table import TextTable
+from hpc_es.analysis.statistics.text_table import TextTable
 from hpc_es.config import load
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_es import __version__
-from hpc_es.analysis.csv_files import write_frame
 from hpc_es.analysis.figures.canvas import png
 from hpc_es.analysis.report import page as report_page
 from hpc_es.analysis.report.figures import SECTIONS, Entry, Selection
 from hpc_es.analysis.report.page import Section
 from hpc_es.analysis.report.tables import tables
+from hpc_es.analysis.statistics.csv_files import write_frame
 from hpc_es.analysis.statistics.progress import Measure, measure_column, measure_of
 from hpc_es.analysis.statistics.runs import Condition, Runs, conditions_of
 from hpc_es.errors import ConfigError, NothingToShow, StoreError

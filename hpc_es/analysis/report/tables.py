@@ -4,19 +4,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_es.analysis.figures.at_k import at_k
-from hpc_es.analysis.figures.drift import magnitudes
-from hpc_es.analysis.figures.episodes import lengths
-from hpc_es.analysis.figures.horizon import horizons
-from hpc_es.analysis.figures.lags import composition, lag_counts
-from hpc_es.analysis.figures.timeline import worker_shares
-from hpc_es.analysis.figures.waiting import discard_bias
 from hpc_es.analysis.report.figures import Selection
 from hpc_es.analysis.statistics import conditions
+from hpc_es.analysis.statistics.at_k import at_k
+from hpc_es.analysis.statistics.drift import magnitudes
+from hpc_es.analysis.statistics.episodes import lengths
+from hpc_es.analysis.statistics.horizon import horizons
+from hpc_es.analysis.statistics.lags import composition, lag_counts
 from hpc_es.analysis.statistics.progress import head_spans, progress
 from hpc_es.analysis.statistics.retention import retention, retention_text
 from hpc_es.analysis.statistics.runs import labelled, seed
-from hpc_es.analysis.text_table import TextTable
+from hpc_es.analysis.statistics.text_table import TextTable
+from hpc_es.analysis.statistics.timeline import worker_shares
+from hpc_es.analysis.statistics.waiting import discard_bias
 from hpc_es.errors import NothingToShow
 from hpc_es.store import Run
 

@@ -20,7 +20,7 @@ from hpc_es.analysis.statistics.progress import (
     tokens,
 )
 from hpc_es.analysis.statistics.runs import Runs, conditions_of, seed
-from hpc_es.analysis.text_table import TextTable, mean_and_sd
+from hpc_es.analysis.statistics.text_table import TextTable, mean_and_sd
 from hpc_es.errors import ConfigError
 from hpc_es.store import Run
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_es.analysis.figures.at_k import KS, AtK, max_at_k, pass_at_k
 from hpc_es.analysis.statistics import held_out
+from hpc_es.analysis.statistics.at_k import KS, AtK, max_at_k, pass_at_k
 from hpc_es.analysis.statistics.held_out import Ceiling
 from hpc_es.analysis.statistics.intervals import Interval, Paired, bootstrap_mean, paired, wilson
 from hpc_es.store import Run
