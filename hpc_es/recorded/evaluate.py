@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_es import __version__, methods, modes
+from hpc_es import methods, modes
 from hpc_es.config import Config, compare, from_record
 from hpc_es.envs.manifest import eval_tasks, read_tasks, settle_tasks
 from hpc_es.errors import ConfigError
@@ -29,6 +29,7 @@ from hpc_es.records import Assignment, EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.store.clock import Clock
 from hpc_es.store.later import EvalJournal
+from hpc_es.version import __version__
 from hpc_es.worker.trajectories import TrajectoryFile
 
 Say = Callable[[str], None]

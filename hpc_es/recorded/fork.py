@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_es import __version__, modes
+from hpc_es import modes
 from hpc_es.config import Config, Difference, compare, load
 from hpc_es.config.fields import file_name
 from hpc_es.errors import ConfigError, DigestMismatch, LaunchError
@@ -25,6 +25,7 @@ from hpc_es.noise import kernels, tensor_id
 from hpc_es.paths import RunPaths
 from hpc_es.recorded.solo import Recorded
 from hpc_es.seeds import derive
+from hpc_es.version import __version__
 
 if TYPE_CHECKING:
     from hpc_es.params import Arena

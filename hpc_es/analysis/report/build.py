@@ -7,7 +7,6 @@ figure says how to read it, and where one is absent the page says why.
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_es import __version__
 from hpc_es.analysis.figures.canvas import png
 from hpc_es.analysis.report import page as report_page
 from hpc_es.analysis.report.figures import SECTIONS, Entry, Selection
@@ -17,6 +16,7 @@ from hpc_es.analysis.statistics.csv_files import write_frame
 from hpc_es.analysis.statistics.progress import Measure, measure_column, measure_of
 from hpc_es.analysis.statistics.runs import Condition, Runs, conditions_of
 from hpc_es.errors import ConfigError, NothingToShow, StoreError
+from hpc_es.version import __version__
 
 
 @dataclass(frozen=True)

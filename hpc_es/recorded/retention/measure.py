@@ -17,7 +17,6 @@ from typing import Any, Literal, cast, get_args
 
 from msgspec.structs import replace
 
-from hpc_es import __version__
 from hpc_es.config import Config
 from hpc_es.errors import ConfigError
 from hpc_es.params.arena import Arena
@@ -27,6 +26,7 @@ from hpc_es.recorded.retention.tasks import MAX_TOKENS, SEED, Examples, make_tas
 from hpc_es.recorded.solo import Recorded, Solo
 from hpc_es.store.clock import Clock
 from hpc_es.store.retention import Measured, Record, Settings, find_record, write_record
+from hpc_es.version import __version__
 
 Backend = Literal["vllm", "transformers"]
 Dtype = Literal["float32", "bfloat16", "float16"]
