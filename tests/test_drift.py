@@ -97,13 +97,13 @@ def test_another_base_model_is_recognised_by_its_norms(tmp_path: Path, model: Pa
     shapes = {**small_checkpoint.SHAPES, "model.extra.weight": (400, 40)}
     other = small_checkpoint.make(tmp_path / "other", small_checkpoint.values(shapes))
     run, _ = replayed(tmp_path / "run", model)
-    with pytest.raises(NothingToShow, match="it began with another model; --model says where that is"):
+    with pytest.raises(NothingToShow, match="it began from another model; give the path of that one with --model"):
         sample(run, other)
 
 
 def test_without_the_base_model_nothing_is_shown_and_it_says_why(tmp_path: Path) -> None:
     run = stage(tmp_path / "run", Staged(composition=sync(4)))
-    with pytest.raises(NothingToShow, match=r"the base model is not at hand .*--model says where it is"):
+    with pytest.raises(NothingToShow, match=r"the base model cannot be read .*give its path with --model"):
         plot_drift(run)
 
 

@@ -106,7 +106,7 @@ def test_a_violation_is_found(tool: ModuleType, tmp_path: Path, file: str, text:
     [
         (
             "head/a.py",
-            "from hpc_es import envs\nfrom hpc_es.version import __version__\nfrom hpc_es.store.journal import JournalWriter",
+            "from hpc_es import envs, version\nfrom hpc_es.store.journal import JournalWriter",
         ),
         ("launch/a.py", "def f():\n    import torch"),
         ("cli/a.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch"),

@@ -127,7 +127,7 @@ def test_what_is_absent_is_named_with_its_reason(of_the_tail: Written) -> None:
     assert "no version has played its held-out tasks more than once" in page
     assert "the folder of this run has no tasks.json" in page
     assert "no good result was discarded for its lag" in page
-    assert "the base model is not at hand" in page
+    assert "the base model cannot be read" in page
     assert not (folder / "figures" / "drift.png").exists()
     assert not (folder / "tables" / "paired.csv").exists()
 

@@ -1,7 +1,7 @@
-"""The report of one run, or of several side by side: a page that needs nothing else, and its figures and tables.
+"""Writes the report of one run, or of several side by side: one self-contained page, and its figures and tables.
 
-OUT/report.html, OUT/figures/NAME.png, OUT/tables/NAME.csv, and NAME.md of the tables that people read. Invariant: every
-figure says how to read it, and where one is absent the page says why.
+The files are OUT/report.html, OUT/figures/NAME.png, OUT/tables/NAME.csv, and OUT/tables/NAME.md for tables that are
+short enough to read. Invariant: every figure says how to read it, and the page says why a figure is missing.
 """
 
 from dataclasses import dataclass
@@ -21,23 +21,23 @@ from hpc_es.version import __version__
 
 @dataclass(frozen=True)
 class Written:
-    """What a report consists of."""
+    """Files of a report."""
 
     page: Path
     figures: tuple[Path, ...]
     tables: tuple[Path, ...]
     absent: dict[str, str]
-    """Name of a figure -> why it is not there."""
+    """Reason for each missing figure, by its name."""
 
 
 def write_report(
     runs: Runs, out: Path, *, measure: Measure | None = None, base: str | None = None, model: Path | None = None
 ) -> Written:
-    """Write the report of some runs into the folder `out`, over an older one.
+    """Write the report of some runs into the folder `out`, replacing an older report.
 
-    `measure` None: success, or fitness where no task was ever solved. `base`: the condition that others are compared
-    with, by default Sync, or else the first. `model`: the base model, where it has moved.
-    Errors: ConfigError for an unknown base or measure; StoreError when a run cannot be read, or `out` not be written.
+    `measure=None` means success, or fitness if no task was ever solved. `base` is the condition that others are
+    compared with, by default Sync, or else the first. `model` is the path of the base model if it has moved.
+    Errors: ConfigError for an unknown base or measure; StoreError if a run cannot be read or `out` cannot be written.
     """
     chosen = _select(runs, measure, model)
     base = base or _base(chosen.conditions)
@@ -69,7 +69,7 @@ def _select(runs: Runs, measure: Measure | None, model: Path | None) -> Selectio
 
 
 def _write_tables(chosen: Selection, base: str, folder: Path) -> tuple[list[Path], list[str]]:
-    """(files, blocks of the page)."""
+    """Write all tables. Returns their files, and their blocks of the page."""
     files, blocks = [], []
     for table in tables(chosen, base):
         csv = folder / f"{table.name}.csv"

@@ -1,9 +1,9 @@
-"""What k attempts at a task are worth: pass@k, mean@k and max@k, estimated without bias from n >= k repeats.
+"""pass@k, mean@k and max@k: what k attempts at a task achieve, estimated without bias from n >= k repeats.
 
-Invariant: every estimate is the exact mean over all ways to choose k of a task's n repeats, so that it does not depend
-on their order; the task is the unit of the interval. Values are arrays [tasks, repeats].
+Invariant: every estimate is the exact mean over all ways to choose k of a task's n repeats, so it does not depend
+on their order. The task is the unit of the interval. Values are arrays [tasks, repeats].
 
-mean@k of success is pass@1, whatever k is.
+mean@k of success equals pass@1 for every k.
 """
 
 import math
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, np.dtype[Any]]
 
 KS = (1, 2, 4, 8, 16, 32)
-"""Values of k in a curve, as far as there are repeats."""
+"""Values of k in a curve, up to the number of repeats."""
 
 
 @dataclass(frozen=True)
 class AtK:
-    """The mean over tasks, and its 95 % interval over tasks."""
+    """An estimate at one k: its mean over tasks, and the 95 % interval over tasks."""
 
     k: int
     mean: float
@@ -40,7 +40,7 @@ Estimator = Callable[["ArrayLike", int], AtK]
 
 
 def pass_at_k(successes: "ArrayLike", k: int) -> AtK:
-    """Share of tasks of which at least one of k attempts succeeds: 1 - C(n-c, k) / C(n, k) for c successes among n
+    """Share of tasks that at least one of k attempts solves: 1 - C(n-c, k) / C(n, k) for c successes among n
     (Chen et al., 2021). Successes are bool, or 0 and 1. Errors: ConfigError with fewer than k repeats."""
     import numpy as np
 
@@ -48,7 +48,7 @@ def pass_at_k(successes: "ArrayLike", k: int) -> AtK:
 
 
 def mean_at_k(values: "ArrayLike", k: int) -> AtK:
-    """Mean of k attempts: the mean of all n, whatever k is. Errors: ConfigError with fewer than k repeats."""
+    """Mean of k attempts, which is the mean of all n for every k. Errors: ConfigError with fewer than k repeats."""
     array = _repeats(values, k)
     return AtK(k, float(array.mean()), bootstrap_mean(array))
 
@@ -69,7 +69,7 @@ def max_at_k(rewards: "ArrayLike", k: int) -> AtK:
 
 
 def curve(estimator: Estimator, values: "ArrayLike") -> tuple[AtK, ...]:
-    """The estimate at each k of KS that there are repeats for."""
+    """Estimates at each k of KS up to the number of repeats."""
     num_repeats = _repeats(values, 1).shape[1]
     return tuple(estimator(values, k) for k in KS if k <= num_repeats)
 
@@ -82,16 +82,16 @@ _CURVES: tuple[tuple[str, str, Estimator], ...] = (
     ("max@k", "reward", max_at_k),
     ("mean@k", "reward", mean_at_k),
 )
-"""Name, of what, and how."""
+"""Name of each curve, the measure it is computed from, and its estimator."""
 
 
 def at_k(run: Run, version: int | None = None) -> "pd.DataFrame":
-    """pass@k and mean@k of success, max@k and mean@k of reward, of a version whose tasks were played repeatedly.
+    """pass@k and mean@k of success, max@k and mean@k of reward, for a version whose tasks were played repeatedly.
 
-    By the run's own protocol (tasks, decoding) where that has repeats, else by that of the last version with repeats.
-    version None: of the first and the last such version.
+    Uses the run's own protocol (tasks, decoding) if it has repeats, else that of the last version with repeats.
+    `version=None` means the first and the last such version.
     Columns: source, version, protocol, num_tasks, num_repeats, name, of, k, mean, low, high.
-    Errors: NothingToShow, with which versions there are.
+    Errors: NothingToShow, which lists the versions with repeats.
     """
     import pandas as pd
 
@@ -109,7 +109,7 @@ def at_k(run: Run, version: int | None = None) -> "pd.DataFrame":
 
 
 def _repeated(run: Run, version: int | None) -> "pd.DataFrame":
-    """Rows of `run.evals` with repeats by one protocol, one for each version: that with most. Errors: NothingToShow."""
+    """Rows of `run.evals` with repeats, one per version: the one with most, by one protocol. Errors: NothingToShow."""
     evals = run.evals[(run.evals["num_tasks"] > 0) & (run.evals["num_repeats"] > 1).fillna(False)]
     if evals.empty:
         raise NothingToShow("no version has played its held-out tasks more than once (eval.repeats)")
@@ -124,17 +124,17 @@ def _repeated(run: Run, version: int | None) -> "pd.DataFrame":
 
 
 def _repeats(values: "ArrayLike", k: int) -> "Array":
-    """[tasks, repeats]. Errors: ConfigError."""
+    """Check and convert values to an array [tasks, repeats]. Errors: ConfigError."""
     import numpy as np
 
     array = np.asarray(values, float)
     if array.ndim != 2 or array.size == 0:
         raise ConfigError(f"values of the shape {array.shape} must be [tasks, repeats], at least one of each")
     if k < 1:
-        raise ConfigError(f"k={k} attempts are none: k must be at least 1")
+        raise ConfigError(f"k={k} must be at least 1")
     if k > array.shape[1]:
         raise ConfigError(
-            f"k={k} attempts need at least {k} repeats of every task, there are {array.shape[1]}: eval.repeats={k} "
-            "plays so many"
+            f"k={k} attempts need at least {k} repeats of every task, but there are {array.shape[1]}: "
+            f"set eval.repeats={k}"
         )
     return array
