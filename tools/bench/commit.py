@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from harness import Row, arguments, show
 from head_capacity import Client, Crowd, make_config, small_model, wait_for_head
-from rows import Row, arguments, show
 
 from hpc_es.config import Config
 from hpc_es.launch import prepare

@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from rows import Row, arguments, show
+from harness import Row, arguments, show
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.vllm import VllmEngine
@@ -67,7 +67,7 @@ async def measure(options: argparse.Namespace) -> list[Row]:
     return rows({what: statistics.median(taken) for what, taken in seconds.items()}, options.prompt)
 
 
-async def ours(engine: CycleEngine, number: int, num_tokens: int, way: str, seconds: Seconds) -> None:
+async def ours(engine: VllmEngine, number: int, num_tokens: int, way: str, seconds: Seconds) -> None:
     began = time.perf_counter()
     await engine.perturb(Member(number, 1, SIGMA))
     written = time.perf_counter()
@@ -80,7 +80,7 @@ async def ours(engine: CycleEngine, number: int, num_tokens: int, way: str, seco
     seconds[f"prefill, {way}"].append(ended - written)
 
 
-async def usual(engine: CycleEngine, number: int, num_tokens: int, seconds: Seconds) -> None:
+async def usual(engine: VllmEngine, number: int, num_tokens: int, seconds: Seconds) -> None:
     began = time.perf_counter()
     await engine._rpc("bench_usual", number, SIGMA)
     added = time.perf_counter()
@@ -91,7 +91,7 @@ async def usual(engine: CycleEngine, number: int, num_tokens: int, seconds: Seco
     seconds["perturb, usual"].append(added - began)
 
 
-async def first_token(engine: CycleEngine, num_tokens: int) -> None:
+async def first_token(engine: VllmEngine, num_tokens: int) -> None:
     greedy = SamplingConfig(temperature=0.0, max_tokens=1)
     await engine.generate([5 + place % 64 for place in range(num_tokens)], greedy, seed=0)
 

@@ -3,7 +3,7 @@
 import time
 
 import torch
-from limits import copying, perturbing
+from harness import copying, perturbing
 
 from hpc_es.engine.vllm_extension import WorkerExtension
 from hpc_es.params.arena import CAST, perturbation_of

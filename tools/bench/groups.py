@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import zmq
-from rows import Row, arguments, show
+from harness import Row, arguments, show
 from torch.distributed import ProcessGroupGloo
 
 from hpc_es.paths import RunPaths

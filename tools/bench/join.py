@@ -24,7 +24,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
-from rows import Row, alternate, arguments, show
+from harness import Row, alternate, arguments, show
 
 from hpc_es.noise import threads
 from hpc_es.params import checkpoint

@@ -11,8 +11,7 @@ from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 
-from limits import copying
-from rows import TITLES, Row, alternate, cells
+from harness import TITLES, Row, alternate, cells, copying
 
 from hpc_es.noise import threads
 

@@ -15,8 +15,7 @@ the cache, and the kernel alone on as many elements within the cache. Medians, o
 from pathlib import Path
 
 import numpy as np
-from limits import copying, perturbing
-from rows import Clock, Row, alternate, arguments, show
+from harness import Clock, Row, alternate, arguments, copying, perturbing, show
 from weights import add_arguments, bits, clock_of, live_model, prepare, usual_perturb
 
 from hpc_es.params import Arena
@@ -26,7 +25,7 @@ from hpc_es.records import Member
 SIGMA = 1e-3
 MAX_OF_LIMIT = 1.5
 EXTRA_MEMORY_MIB = 256
-KERNEL_DTYPES = {"float32": np.float32, "bfloat16": np.uint16}
+KERNEL_DTYPES: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16}
 
 
 def main() -> None:
@@ -46,7 +45,7 @@ def main() -> None:
 def compare(arena: Arena, dtype: str, num_threads: int, rounds: int, clock: Clock) -> tuple[Row, float]:
     """The row of one dtype, and the extra memory in MiB."""
     model, member = live_model(arena, dtype), Member(2**40, 1, SIGMA)
-    outs, itemsize = {name: bits(tensor) for name, tensor in model.items()}, KERNEL_DTYPES[dtype]().itemsize
+    outs, itemsize = {name: bits(tensor) for name, tensor in model.items()}, np.dtype(KERNEL_DTYPES[dtype]).itemsize
     before = reset_peak()
     arena.perturb_into(outs, member)
     extra = peak_memory() - before

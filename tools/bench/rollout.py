@@ -72,7 +72,7 @@ async def _batch(player: Player, assignment: Assignment, places: range, serial: 
             answers = await asyncio.gather(
                 *(
                     player.engine.generate(
-                        player.encode(observation.messages), sampling, seed=episode_seeds(assignment, place)(turn)
+                        _prompt(player, observation), sampling, seed=episode_seeds(assignment, place)(turn)
                     )
                     for place, observation in zip(places, shown, strict=True)
                 )
@@ -85,6 +85,12 @@ async def _batch(player: Player, assignment: Assignment, places: range, serial: 
             )
             shown = [step.observation for step in steps if step.observation is not None]
             tokens += sum(answer.tokens_out for answer in answers)
+    return tokens
+
+
+def _prompt(player: Player, observation: Observation) -> list[int]:
+    tokens = player.encode(observation.messages)
+    assert isinstance(tokens, list)  # text only, and no chat server
     return tokens
 
 

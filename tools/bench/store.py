@@ -29,7 +29,7 @@ import h5py
 import msgspec
 import numpy as np
 import pandas as pd
-from rows import Row, alternate, arguments, show
+from harness import Row, alternate, arguments, show
 
 from hpc_es.paths import RunPaths
 from hpc_es.records import Assignment, Candidate, Commit, Consumed, Episode, EvalId, Member, Result, Seeds, Term
@@ -86,10 +86,12 @@ def durable(folder: Path, size: int, rounds: int) -> Row:
     ours()
     num_bytes = writer.size - before
     seconds = alternate({"ours": ours, "usual": usual, "disk": lambda: synced(plain, num_bytes)}, rounds)
-    writer.close(), database.close(), plain.close()
+    writer.close()
+    database.close()
+    plain.close()
     what = f"journal, {size} result{'s' * (size > 1)} durable"
-    milliseconds = [1e3 * seconds[way] for way in ("ours", "usual", "disk")]
-    return Row(what, "ms", *milliseconds, note="usual: SQLite; limit: the disk's write and fsync")
+    ours_ms, usual_ms, disk_ms = (1e3 * seconds[way] for way in ("ours", "usual", "disk"))
+    return Row(what, "ms", ours_ms, usual_ms, disk_ms, note="usual: SQLite; limit: the disk's write and fsync")
 
 
 def synced(file: FileIO, num_bytes: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpc_es import envs
 from hpc_es.envs import twx_jvm
+from hpc_es.envs.base import Observation
 
 GAME = sys.argv[1] if len(sys.argv) > 1 else "coin"
 AT_ONCE = int(sys.argv[2]) if len(sys.argv) > 2 else 64
@@ -26,7 +27,8 @@ def resident_mib() -> float:
 def play(task: int, seconds: list[float]) -> None:
     """One episode of random actions."""
     env = envs.make("twx", game=GAME)
-    shown, rng = env.reset(task), random.Random(task)
+    rng = random.Random(task)
+    shown: Observation | None = env.reset(task)
     while shown is not None:
         assert shown.choices is not None
         began = time.monotonic()

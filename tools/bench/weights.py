@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rows import Clock
+from harness import Clock
 
 from hpc_es.noise import kernels, threads
 from hpc_es.params import Arena

@@ -31,7 +31,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
-from rows import Row, arguments, show
+from harness import Row, arguments, show
 
 from hpc_es.config.schema import TransportConfig
 from hpc_es.head.crew import Crew

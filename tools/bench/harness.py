@@ -1,12 +1,12 @@
-"""What every bench reports: one row per case, with ours, the usual way, and the limit of the machine in the same run.
+"""Shared by all benchmarks: how cases are timed and reported, and the limits of this machine to compare them with.
 
     rows = [Row("perturb, bfloat16", "s", ours=0.12, usual=3.4, limit=0.1, min_ratio=8, max_of_limit=1.5)]
     show("noise", rows, as_json=options.json)
 
-prints a table, and with --json a last line {"bench": "noise", "rows": [{"what": ..., "ratio": ..., ...}, ...]}, from
-which tools/bench/all.sh makes one table of all benches. A benchmark begins with `parser = arguments(__doc__)`.
+prints a table. With --json the last line is {"bench": "noise", "rows": [{"what": ..., "ratio": ..., ...}, ...]}, from
+which tools/bench/all.sh makes one table of all benchmarks. A benchmark begins with `parser = arguments(__doc__)`.
 
-The machine is shared: what is compared takes turns within one run (`alternate`), and medians count.
+The machine may be shared, so the cases that are compared take turns within one run (`alternate`), and medians count.
 """
 
 import argparse
@@ -16,7 +16,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
+
+from hpc_es.noise import Perturbation, Update, kernels, threads
+
 Clock = Callable[[], float]
+CACHED = 2**16
+"""Number of elements that stay in a core's L2 cache: theta and its copy take 512 KiB."""
 TITLES = ("", "ours", "usual", "ratio", "limit", "x limit", "goal")
 
 
@@ -117,3 +123,43 @@ def cells(row: Row) -> tuple[str, ...]:
     goal = ", ".join(filter(None, goals)) + (f": {judged}" if judged else "")
     ours, usual, limit = map(quantity, (row.ours, row.usual, row.limit))
     return (row.what, ours, usual, times(row.ratio), limit, times(row.of_limit), goal)
+
+
+# --- limits of this machine ---------------------------------------------------------------------------------------
+# Each function returns work for `alternate`, to be timed in turn with what it limits: the same number of bytes or
+# elements on the same pool of threads (hpc_es.noise.threads).
+
+
+def copying(num_bytes: int, num_threads: int) -> Callable[[], None]:
+    """Half of the bytes read, half of them written, by numpy; far more than a cache holds, if num_bytes is."""
+    source, target = np.ones(num_bytes // 16), np.ones(num_bytes // 16)
+    chunk = -(-source.size // (8 * num_threads))
+
+    def copy(begin: int) -> None:
+        np.copyto(target[begin : begin + chunk], source[begin : begin + chunk])
+
+    return lambda: threads.run(copy, range(0, source.size, chunk))
+
+
+def perturbing(
+    num_elements: int, num_threads: int, dtype: type[np.generic], member: Perturbation
+) -> Callable[[], None]:
+    """The kernel of perturb again and again over one small array per thread."""
+    theta, outs = np.ones((num_threads, CACHED), np.float32), np.empty((num_threads, CACHED), dtype)
+
+    def perturb(thread: int) -> None:
+        for _ in range(num_elements // (CACHED * num_threads)):
+            kernels().perturb(theta[thread], outs[thread], 1, member)
+
+    return lambda: threads.run(perturb, range(num_threads))
+
+
+def updating(num_elements: int, num_threads: int, versions: list[Update]) -> Callable[[], None]:
+    """The kernel of update, likewise."""
+    theta = np.ones((num_threads, CACHED), np.float32)
+
+    def update(thread: int) -> None:
+        for _ in range(num_elements // (CACHED * num_threads)):
+            kernels().update(theta[thread], 1, versions)
+
+    return lambda: threads.run(update, range(num_threads))
