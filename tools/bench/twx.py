@@ -1,4 +1,4 @@
-"""What TextWorldExpress costs: its start, its memory, and a step, with many episodes at once in one Java.
+"""Cost of TextWorldExpress: its start, its memory, and a step, with many episodes at once in one Java process.
 
 python tools/bench/twx.py [game] [episodes at once] [rounds]
 """
@@ -25,7 +25,7 @@ def resident_mib() -> float:
 
 
 def play(task: int, seconds: list[float]) -> None:
-    """One episode of random actions."""
+    """Play one episode of random actions."""
     env = envs.make("twx", game=GAME)
     rng = random.Random(task)
     shown: Observation | None = env.reset(task)
@@ -41,7 +41,7 @@ def main() -> None:
     began = time.monotonic()
     first = envs.make("twx", game=GAME)
     first.reset(0)
-    print(f"{GAME}: from nothing to the first prompt {time.monotonic() - began:.2f} s, {resident_mib():.0f} MiB")
+    print(f"{GAME}: from start to the first prompt {time.monotonic() - began:.2f} s, {resident_mib():.0f} MiB")
     for number in range(ROUNDS):
         began, seconds = time.monotonic(), list[float]()
         tasks = [(number * AT_ONCE + place) % first.num_tasks for place in range(AT_ONCE)]
