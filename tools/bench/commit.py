@@ -30,10 +30,9 @@ from typing import NamedTuple
 
 import numpy as np
 from harness import Row, arguments, show
-from head_capacity import Client, Crowd, make_config, small_model, wait_for_head
+from head_capacity import Client, Crowd, make_config, prepared_folder, small_model, wait_for_head
 
 from hpc_es.config import Config
-from hpc_es.launch import prepare
 from hpc_es.launch.process import Family, last_lines
 from hpc_es.paths import RunPaths
 from hpc_es.records import Assignment, EvalId
@@ -86,7 +85,7 @@ def config_of(folder: Path, num_members: int, num_parameters: int, num_updates: 
 
 def measure(config: Config, num_workers: int) -> tuple[list[float], list[float], float]:
     """Milliseconds until all knew and of an fsync, per update; and the median pass over the arena."""
-    paths, _ = prepare.write_folder(config)
+    paths = prepared_folder(config)
     with Family() as family:
         command = [sys.executable, "-m", "hpc_es", "head", str(paths.root), "--local", "--parent", str(os.getpid())]
         head = family.start(command, log=paths.log("head"))

@@ -36,6 +36,7 @@ import pandas as pd
 import zmq
 
 from hpc_es.config import Config, config_digest
+from hpc_es.envs.manifest import settle_tasks
 from hpc_es.launch import prepare
 from hpc_es.launch.process import Family, last_lines
 from hpc_es.params import Arena
@@ -106,9 +107,16 @@ def small_model(folder: Path, num_parameters: int = NUM_PARAMETERS) -> Path:
     return folder
 
 
+def prepared_folder(config: Config) -> RunPaths:
+    """Prepare a run folder for a head: what a launcher does, without the checks of a real model."""
+    paths, _ = prepare.write_folder(config)
+    settle_tasks(paths.tasks, config, has_begun=False)
+    return paths
+
+
 def measure(config: Config) -> str:
     """Measure one row of the table."""
-    paths, _ = prepare.write_folder(config)
+    paths = prepared_folder(config)
     children_before = children_cpu()
     with Family() as family:
         command = [sys.executable, "-m", "hpc_es", "head", str(paths.root), "--local", "--parent", str(os.getpid())]
