@@ -130,7 +130,7 @@ def test_tensors_for_multi_token_prediction_are_not_trained_but_count_for_the_di
     others = [name for name in arena.names if name != "mtp.fc.weight"]
     assert (arena.digest_of(others) + arena.digest_of(["mtp.fc.weight"])) % 2**64 == arena.digest()
     assert arena.digest_of(["mtp.fc.weight"]) != 0
-    with pytest.raises(ModelError, match=r"mtp\.\* never is: no engine computes with it"):
+    with pytest.raises(ModelError, match=r"mtp\.\* is never trained"):
         Arena.from_pretrained(tmp_path / "model", include=["mtp.*"])
 
 
@@ -231,7 +231,7 @@ def test_a_null_commit_advances_the_version_and_leaves_theta_alone(model: Path) 
 @pytest.mark.parametrize("versions", [[2], [1, 3], [1, 1], [0]])
 def test_commits_that_do_not_follow_on_are_refused_and_change_nothing(model: Path, versions: list[int]) -> None:
     arena = Arena.from_pretrained(model)
-    with pytest.raises(StoreError, match="do not follow on"):
+    with pytest.raises(StoreError, match="do not continue"):
         arena.apply([commit(version) for version in versions])
     assert (arena.version, arena.digest()) == (0, arena.base_digest)
 
@@ -251,7 +251,7 @@ def test_tensors_outside_the_scope_stay_as_they_are_and_count_in_the_digest(mode
 
 
 def test_a_scope_that_trains_nothing_is_refused(model: Path) -> None:
-    with pytest.raises(ModelError, match="nothing to train"):
+    with pytest.raises(ModelError, match="select none of the"):
         Arena.from_pretrained(model, include=("transformer.*",))
 
 

@@ -94,7 +94,7 @@ def test_a_gpu_that_is_demanded_and_missing_is_named_with_the_remedy(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_gpu(monkeypatch)
-    with pytest.raises(ConfigError, match=r"head.device=cuda, and torch sees no CUDA device.*head.device=auto"):
+    with pytest.raises(ConfigError, match=r"head.device=cuda, but torch sees no CUDA device.*head.device=auto"):
         head_update(arena, "cuda")
 
 
@@ -230,9 +230,9 @@ def test_a_refusal_is_a_warning_with_the_reason(caplog: pytest.LogCaptureFixture
 
 def test_memory_that_is_pinned_already_is_left_to_whoever_did_it(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("torch")
-    from hpc_es.params.pinned import ALREADY, pin
+    from hpc_es.params.pinned import ALREADY_REGISTERED, pin
 
-    cudart = Cudart(code=ALREADY)
+    cudart = Cudart(code=ALREADY_REGISTERED)
     cudart.registered[7] = 1
     assert pin(np.zeros(1000, np.float32), Owner(), cudart)
     assert cudart.registered == {7: 1}
