@@ -54,7 +54,7 @@ def parrot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_list_names_every_built_in_environment_with_what_it_is_and_its_options() -> None:
     listed = json.loads(invoke("list", "--json").stdout)
     assert list(listed) == envs.registered()
-    assert listed["sudoku"]["what"].startswith("Sudoku as an agent plays it")
+    assert listed["sudoku"]["what"].startswith("Sudoku for agents")
     assert listed["sudoku"]["options"]["size"] == "9"
     assert listed["sudoku"]["choices"]["action"] == ["move", "digit"]
     assert "countdown" in invoke("list").stdout
@@ -63,7 +63,7 @@ def test_list_names_every_built_in_environment_with_what_it_is_and_its_options()
 def test_list_says_what_the_options_of_one_environment_mean(parrot: str) -> None:
     shown = invoke("list", "webshop").stdout
     assert "actions = 'free'  (free, rank)" in shown
-    assert "max_text: characters of each text" in shown
+    assert "max_text: most characters of each text" in shown
     assert "Errors:" not in shown
     assert "fault = 'none'" in invoke("list", parrot).stdout
     assert "did you mean 'sudoku'" in invoke("list", "sudoko").stderr

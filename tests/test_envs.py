@@ -185,7 +185,7 @@ def test_a_correct_environment_passes_the_check() -> None:
         (EndsTwice, "both terminated and truncated"),
         (RewardsNaN, "finite"),
         (ForgetsTheObservation, "without an observation"),
-        (DiffersEachTime, "made alike"),
+        (DiffersEachTime, "with the same options"),
         (SucceedsTooEarly, "success although"),
         (HasNoTasks, "num_tasks is 0; it must be an int from 1 to"),
         (HasMoreTasksThanNumbers, "num_tasks is 12"),
@@ -273,7 +273,7 @@ def test_a_run_evaluates_on_held_out_tasks_whatever_options_it_gives(given):
 
 
 def test_an_environment_that_cannot_be_made_or_imported_says_why(tmp_path, monkeypatch):
-    with pytest.raises(EnvError, match=r"cannot be made: FileNotFoundError: puzzles\.jsonl"):
+    with pytest.raises(EnvError, match=r"cannot be created: FileNotFoundError: puzzles\.jsonl"):
         envs.make(f"{__name__}:Unmakeable")
     (tmp_path / "broken_env.py").write_text("x = 1 / 0")
     monkeypatch.syspath_prepend(tmp_path)

@@ -75,7 +75,7 @@ def test_held_out_words_never_appear_in_training_whatever_the_seed(seed: int) ->
 
 
 def test_words_too_short_to_be_split_are_refused() -> None:
-    with pytest.raises(ConfigError, match="make only 8 words"):
+    with pytest.raises(ConfigError, match="give only 8 words"):
         make("lab", length=3, letters=2)
 
 

@@ -168,7 +168,7 @@ def test_a_manifest_that_was_edited_is_refused(tmp_path: Path) -> None:
     contents = json.loads(path.read_text())
     contents["tasks"][0]["reachable"] = False
     path.write_text(json.dumps(contents))
-    with pytest.raises(StoreError, match="does not fit its digest"):
+    with pytest.raises(StoreError, match="does not match its digest"):
         read_tasks(path)
     del contents["digest"]  # as the first release wrote it
     path.write_text(json.dumps(contents))

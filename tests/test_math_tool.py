@@ -332,7 +332,7 @@ def test_bytes_that_are_no_text_and_missing_files_are_refused(tmp_path: Path) ->
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b"\xff\xfe")
     for name in (path, tmp_path / "none.jsonl", tmp_path):
-        with pytest.raises(ConfigError, match=r"cannot be read|known are"):
+        with pytest.raises(ConfigError, match=r"cannot be read|must be one of"):
             envs.make("math_tool", data=str(name))
 
 
@@ -347,8 +347,8 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"data": "aime_2026", "data_dir": "x"}, "is for evaluation only"),
-        ({"data": "dapo"}, "needs data_dir, the folder that has dapo_evolve.jsonl"),
-        ({"data": "dapu"}, "known are dapo, aime_2026, gsm8k"),
+        ({"data": "dapo"}, "needs data_dir, the folder with dapo_evolve.jsonl"),
+        ({"data": "dapu"}, "must be one of dapo, aime_2026, gsm8k"),
         ({"limits": {"second": 3}}, "limits.second"),
         ({"max_turns": 0}, "max_turns"),
     ],

@@ -223,7 +223,7 @@ def test_a_process_that_is_stopped_is_not_taken_for_one_that_hangs() -> None:
         ("step:crash", 1, "was killed by SIGSEGV in a call of an environment: step"),
         ("step:signals", 1, "step replaced the handler of SIGTERM and SIGINT"),
         ("close:raise", 1, "rogue:Sudoku breaks the contract: close raised OSError: busy"),
-        ("constructor:sys.exit", 1, "cannot be made: SystemExit: 0"),
+        ("constructor:sys.exit", 1, "cannot be created: SystemExit: 0"),
         ("step:interrupt", 1, "raised KeyboardInterrupt"),
     ],
 )

@@ -132,7 +132,7 @@ def test_files_cannot_be_laid_outside_the_folder(name: str) -> None:
 
 
 def test_files_that_do_not_fit_or_are_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match="disk_mib=4; raise it"):
+    with pytest.raises(ConfigError, match="disk_mib=4 is too small"):
         Sandbox(SMALL, {"big": bytes(5 * 2**20)})
     with pytest.raises(ConfigError, match="cannot be read"):
         Sandbox(SMALL, {"x": Path("no/such/file")})

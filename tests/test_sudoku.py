@@ -200,7 +200,7 @@ def test_examples_lead_every_short_prompt_and_are_right(action: str) -> None:
 
 
 def test_a_full_prompt_takes_no_examples() -> None:
-    with pytest.raises(ConfigError, match="examples=2: only a short prompt"):
+    with pytest.raises(ConfigError, match="examples=2 needs a short prompt"):
         make("sudoku", examples=2)
 
 

@@ -323,7 +323,7 @@ def test_a_missing_java_or_package_is_told_with_the_remedy(no_java: None, monkey
     with monkeypatch.context() as patch:
         patch.delenv("JAVA_HOME", raising=False)
         patch.setenv("PATH", "/nowhere")
-        with pytest.raises(ConfigError, match=r"no java is on PATH: install one \(apt install default-jre-headless"):
+        with pytest.raises(ConfigError, match=r"no java is on PATH: install it \(apt install default-jre-headless"):
             envs.make("twx")
         patch.setenv("JAVA_HOME", "/opt/java")
         with pytest.raises(ConfigError, match="JAVA_HOME=/opt/java has no bin/java"):

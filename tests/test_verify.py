@@ -370,5 +370,5 @@ def test_a_segment_among_the_evaluations_and_edited_tasks_are_problems(config: C
     write_tasks(paths.tasks, config)
     paths.tasks.write_text(paths.tasks.read_text().replace('"reachable": true', '"reachable": false', 1))
     edited, misplaced = verify(paths.root).problems
-    assert "tasks.json does not fit its digest" in edited
+    assert "tasks.json does not match its digest" in edited
     assert "is the journal of a run or of a model, not of an evaluation" in misplaced

@@ -1,7 +1,7 @@
-"""The manifest of a run's evaluation tasks, RUN/tasks.json: what they are, and how many of them can succeed at all.
+"""The manifest of a run's evaluation tasks, RUN/tasks.json: their names, and how many of them can be solved at all.
 
-Invariant: it lists the tasks that the run was first evaluated on, in order. A run whose evaluation tasks have become
-others since (another catalogue, another file of problems) does not go on: its success rates would no longer compare.
+Invariant: it lists the tasks that the run was first evaluated on, in order. A run whose evaluation tasks have changed
+(another catalogue, another problem file) does not resume, because its success rates would no longer be comparable.
 Reading it needs no environment.
 """
 
@@ -19,33 +19,33 @@ from hpc_es.errors import ConfigError, StoreError
 from hpc_es.files import read_json
 
 _MAX_LISTED = 5
-"""Differences that a refusal lists."""
+"""Most differences that an error lists."""
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """The evaluation tasks, as tasks.json has them. Its `num_tasks` and `ceiling` are for other readers of the file."""
+    """The evaluation tasks in tasks.json. The file's `num_tasks` and `ceiling` are for other readers."""
 
     env: str
     options: dict[str, Any]
-    """As the configuration has them for evaluation."""
+    """The environment's options for evaluation."""
     tasks: list[TaskFacts]
-    """The first eval.num_tasks of the evaluation environment: task i of an episode is tasks[i]."""
+    """The first eval.num_tasks tasks of the evaluation environment; task i of an episode is tasks[i]."""
 
     @property
     def ceiling(self) -> float | None:
-        """The highest success rate that any policy can have: the share of reachable tasks. None without tasks."""
+        """The highest possible success rate, which is the share of reachable tasks; None without tasks."""
         return sum(task.reachable for task in self.tasks) / len(self.tasks) if self.tasks else None
 
 
 class _File(Manifest, frozen=True):
     digest: str | None = None
-    """Of the rest; the first release wrote none."""
+    """Digest of the other fields; None in files of the first release."""
 
 
 def eval_tasks(config: Config) -> Manifest:
     """The evaluation tasks of a configuration, from its environment.
 
-    Errors: ConfigError when there are fewer than eval.num_tasks, or for a wrong option; EnvError.
+    Errors: ConfigError when there are fewer tasks than eval.num_tasks, or for a wrong option; EnvError.
     """
     plain = config.model_dump(mode="json")
     options = {**plain["task"]["options"], **plain["eval"]["options"]}
@@ -54,36 +54,37 @@ def eval_tasks(config: Config) -> Manifest:
 
 
 def write_tasks(path: Path, config: Config) -> Manifest:
-    """Write the evaluation tasks of a configuration to `path`, atomically. Errors: as `eval_tasks`; StoreError."""
+    """Write the evaluation tasks of a configuration to `path`, atomically. Errors: those of `eval_tasks`;
+    StoreError."""
     manifest = eval_tasks(config)
     _write(path, manifest)
     return manifest
 
 
 def read_tasks(path: Path) -> Manifest | None:
-    """None where there is no such file. Errors: StoreError when it is damaged or cannot be read."""
+    """Read a manifest; None if there is no file. Errors: StoreError when it is damaged or cannot be read."""
     try:
         file = read_json(path, _File)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
         raise StoreError(
-            f"{path} cannot be read as a manifest of evaluation tasks: {error}; restore it from a copy, or remove it: "
-            "it is written again when the run resumes"
+            f"{path} cannot be read as a manifest of evaluation tasks: {error}; restore it from a copy, or remove it "
+            "and it is written again when the run resumes"
         ) from None
     manifest = Manifest(file.env, file.options, file.tasks)
     if file.digest not in (None, _digest(manifest)):
         raise StoreError(
-            f"{path} does not fit its digest, so it was edited or damaged: restore it from a copy, or remove it: it is "
-            "written again when the run resumes"
+            f"{path} does not match its digest, so it was edited or damaged: restore it from a copy, or remove it and "
+            "it is written again when the run resumes"
         )
     return manifest
 
 
 def settle_tasks(path: Path, config: Config, *, has_begun: bool) -> None:
-    """Write the manifest of a new run; of one that has begun, check that its evaluation tasks are still the same.
+    """Write the manifest of a new run; for a run that has begun, check that its evaluation tasks are unchanged.
 
-    Errors: ConfigError with what differs; as `write_tasks` and `read_tasks`.
+    Errors: ConfigError listing the differences; those of `write_tasks` and `read_tasks`.
     """
     now = eval_tasks(config)
     before = read_tasks(path) if has_begun else None
@@ -95,7 +96,7 @@ def settle_tasks(path: Path, config: Config, *, has_begun: bool) -> None:
         raise ConfigError(
             f"the evaluation tasks of {config.task.env} are not those that this run began with ({path}):\n{listed}"
             + (f"  and {more} more\n" if more > 0 else "")
-            + "Its evaluations would not compare: bring the task's data back, or give this run another run.name"
+            + "Its evaluations would not be comparable: restore the task's data, or choose another run.name"
         )
 
 
@@ -124,7 +125,7 @@ def _write(path: Path, manifest: Manifest) -> None:
 
 
 def _digest(manifest: Manifest) -> str:
-    """Of what a reader of the file sees."""
+    """Digest of a manifest's fields and derived values."""
     seen = msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest)
     return blake2b(msgspec.json.encode(seen), digest_size=16).hexdigest()
 
@@ -138,4 +139,4 @@ def _differences(before: list[TaskFacts], now: list[TaskFacts]) -> list[str]:
 
 def _shown(facts: TaskFacts) -> str:
     horizon = "" if facts.horizon is None else f", horizon {facts.horizon}"
-    return f"{facts.id!r}{horizon}{'' if facts.reachable else ', out of reach'}"
+    return f"{facts.id!r}{horizon}{'' if facts.reachable else ', unreachable'}"
