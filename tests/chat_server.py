@@ -23,7 +23,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvalRequest:
     path: str
     headers: dict[str, str]
     body: dict[str, Any]
@@ -61,7 +61,7 @@ class ChatServer:
         self.script = list(script)
         self.greeting: Answer = says("2")
         self.listing: Answer = Reply(body={"object": "list", "data": [{"id": "m", "owned_by": "somebody"}]})
-        self.asked: list[Asked] = []
+        self.asked: list[EvalRequest] = []
         self.in_flight = self.most = 0
         self._lock, self._closing = threading.Lock(), threading.Event()
         handler = type("Handler", (_Handler,), {"chat": self})
@@ -79,7 +79,7 @@ class ChatServer:
         self._http.server_close()
         self._thread.join()
 
-    def reply_to(self, asked: Asked) -> Answer:
+    def reply_to(self, asked: EvalRequest) -> Answer:
         if asked.path.endswith("/models"):
             return self.listing
         if not asked.path.endswith("/chat/completions"):
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.chat.count(1)
         try:
             headers = {name.lower(): value for name, value in self.headers.items()}
-            reply = self.chat.reply_to(Asked(self.path, headers, body))
+            reply = self.chat.reply_to(EvalRequest(self.path, headers, body))
             if reply == HANGS:
                 self.chat.hang()
             if not isinstance(reply, Reply):

@@ -8,7 +8,7 @@ from test_solo import make_run
 import hpc_es.store
 from hpc_es.envs.base import TaskFacts
 from hpc_es.envs.lab import Lab
-from hpc_es.recorded.eval_config import Asked, Frozen
+from hpc_es.recorded.eval_config import EvalRequest, Frozen
 from hpc_es.recorded.evaluate import Evaluation, evaluate
 from hpc_es.recorded.evaluate_model import evaluate_model
 from hpc_es.recorded.solo import Solo
@@ -34,14 +34,14 @@ def a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return make_run(folder)
 
 
-OTHER = Asked(task=Path("task.yaml"))
+OTHER = EvalRequest(task=Path("task.yaml"))
 
 
 def silent(text: str) -> None:
     pass
 
 
-def play(root: Path, versions: str = "last", asked: Asked | None = None, name: str = LATER) -> Evaluation:
+def play(root: Path, versions: str = "last", asked: EvalRequest | None = None, name: str = LATER) -> Evaluation:
     return evaluate(root, versions, asked, name=name, say=silent)
 
 
@@ -90,5 +90,5 @@ def out_of_reach(monkeypatch: pytest.MonkeyPatch, *, name: str = "word") -> None
 # --- a model, an endpoint -----------------------------------------------------------------------------------------
 
 
-def play_model(model: str = "model", out: str = "evals/base", asked: Asked = OTHER) -> Evaluation:
+def play_model(model: str = "model", out: str = "evals/base", asked: EvalRequest = OTHER) -> Evaluation:
     return evaluate_model(Frozen(model), Path(out), asked, say=silent)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from hpc_es.cli import app
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
-from hpc_es.recorded.eval_config import Asked
+from hpc_es.recorded.eval_config import EvalRequest
 from hpc_es.worker.trajectories import read_trajectory_file
 
 
@@ -95,7 +95,7 @@ def test_one_version_answers_at_the_top(root: Path) -> None:
 
 
 def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> None:
-    assert "only show what batching changes" in invoke("eval", root, "--repeats", 2, "--num-tasks", 4).stdout
+    assert "differ only by effects of batching" in invoke("eval", root, "--repeats", 2, "--num-tasks", 4).stdout
 
 
 @pytest.mark.parametrize(
@@ -106,11 +106,11 @@ def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> N
         (["run", "--versions", "7"], "version 7 does not exist"),
         (["run", "--name", "../x"], "--name ../x must consist of letters"),
         (["run", "--name", ""], "--name  must consist of letters"),
-        (["run", "--name", "run"], "--name run stands for what the run itself measured"),
+        (["run", "--name", "run"], "--name run is reserved for the run's own evaluations"),
         (["run", "--out", "x"], "--out x is for models and endpoints"),
         (["model", "--model", "x", "--task", "task.yaml"], "--model x is for runs and endpoints; model is a model"),
         (["run", "--model", "x"], "model.path=x: no such folder"),
-        (["model"], "model has no tasks of its own: --task FILE"),
+        (["model"], "model has no tasks of its own: name them with --task FILE"),
         (["model", "--task", "task.yaml", "--versions", "3"], "model is not a run, so it has only version 0"),
         (["http://localhost:1/v1", "--task", "task.yaml"], "--model NAME says which of its models"),
         (["ftp://a", "--model", "m", "--task", "task.yaml"], "must be a base URL with http:// or https://"),
@@ -148,7 +148,7 @@ def test_all_recorded_evaluations_are_listed_and_compared(root: Path) -> None:
 
 
 def test_a_sample_of_the_episodes_is_kept_word_by_word(root: Path) -> None:
-    play(root, "0,1", Asked(OTHER.task, num_tasks=8, repeats=2, keep=7))
+    play(root, "0,1", EvalRequest(OTHER.task, num_tasks=8, repeats=2, keep=7))
     kept = list(read_trajectory_file(RunPaths(root).later_eval_trajectories(LATER)))
     assert sorted((k.eval_id.version, k.episode.task) for k in kept) == [(v, t) for v in (0, 1) for t in range(7)]
     shown = invoke("episodes", root, "--eval", LATER)

@@ -20,7 +20,7 @@ from hpc_es.envs.manifest import write_tasks
 from hpc_es.errors import ConfigError, EngineError, EnvError, ModelError
 from hpc_es.params.lab_model import write_lab_model
 from hpc_es.paths import RunPaths
-from hpc_es.recorded.eval_config import Asked, Frozen, of_model
+from hpc_es.recorded.eval_config import EvalRequest, Frozen, of_model
 from hpc_es.recorded.evaluate_model import evaluate_model
 from hpc_es.recorded.solo import Solo
 from hpc_es.recorded.verify import verify
@@ -70,15 +70,16 @@ def test_a_finished_one_starts_no_engine_and_more_versions_may_be_asked_for(
 
 
 @pytest.mark.parametrize(
-    "asked", [OTHER, Asked(repeats=2), Asked(num_tasks=63), Asked(overrides=["sampling.temperature=0.5"])]
+    "asked",
+    [OTHER, EvalRequest(repeats=2), EvalRequest(num_tasks=63), EvalRequest(overrides=["sampling.temperature=0.5"])],
 )
-def test_a_name_stands_for_one_evaluation(root: Path, asked: Asked) -> None:
+def test_a_name_stands_for_one_evaluation(root: Path, asked: EvalRequest) -> None:
     play(root, "0")
     before = RunPaths(root).later_eval(LATER).read_bytes()
-    with pytest.raises(ConfigError, match=r"is an evaluation of something else: .* -> .*; give this one another name"):
+    with pytest.raises(ConfigError, match=r"is a different evaluation: .* -> .*; choose another --name"):
         play(root, "0", asked)
     assert RunPaths(root).later_eval(LATER).read_bytes() == before
-    play(root, "0", Asked(overrides=["engine.threads=2"]))  # changes no bit
+    play(root, "0", EvalRequest(overrides=["engine.threads=2"]))  # changes no bit
 
 
 def test_killed_at_any_moment_it_loses_nothing_that_was_recorded(root: Path) -> None:
@@ -95,7 +96,7 @@ def test_killed_at_any_moment_it_loses_nothing_that_was_recorded(root: Path) -> 
     process.wait()
     done = episodes(root)
     assert 0 < len(done) < 128
-    play(root, "0,1", Asked(overrides=slow))
+    play(root, "0,1", EvalRequest(overrides=slow))
     play(root, "0,1", name="whole")
     assert set(done) <= set(episodes(root))
     assert episodes(root) == episodes(root, "whole")
@@ -104,7 +105,7 @@ def test_killed_at_any_moment_it_loses_nothing_that_was_recorded(root: Path) -> 
 
 def test_the_ceiling_stands_beside_the_rates(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out_of_reach(monkeypatch)
-    play(root, "0", Asked(OTHER.task, num_tasks=12))
+    play(root, "0", EvalRequest(OTHER.task, num_tasks=12))
     (found,) = evaluations(hpc_es.store.read(root), LATER)
     assert found.ceiling is not None
     assert (found.ceiling.reachable, found.ceiling.num_tasks) == (9, 12)
@@ -113,8 +114,8 @@ def test_the_ceiling_stands_beside_the_rates(root: Path, monkeypatch: pytest.Mon
 def test_without_its_manifest_only_the_runs_own_tasks_are_known(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out_of_reach(monkeypatch)
     write_tasks(RunPaths(root).tasks, load(RunPaths(root).config).config)
-    play(root, "0", Asked(num_tasks=10), "own")
-    play(root, "0", Asked(OTHER.task, num_tasks=12), "other")
+    play(root, "0", EvalRequest(num_tasks=10), "own")
+    play(root, "0", EvalRequest(OTHER.task, num_tasks=12), "other")
     for name in ("own", "other"):
         RunPaths(root).later_eval_tasks(name).unlink()
     (own,), (other,) = (evaluations(hpc_es.store.read(root), name) for name in ("own", "other"))
@@ -159,7 +160,7 @@ def test_a_model_is_read_as_a_run_of_version_0(root: Path) -> None:
     assert base is not None
     assert base.outcomes.equals(at_0.outcomes)
     assert policy(run).version == 0
-    assert play(done.root, "last", Asked(num_tasks=4)).versions == (0,)  # as of any run
+    assert play(done.root, "last", EvalRequest(num_tasks=4)).versions == (0,)  # as of any run
 
 
 def test_a_models_evaluation_goes_on_and_its_folder_stands_for_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +176,8 @@ def test_a_models_evaluation_goes_on_and_its_folder_stands_for_one(root: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(Solo, "start", None)
         play_model()
-    with pytest.raises(ConfigError, match=r"eval\.repeats: 3 -> 5; name another"):
-        play_model(asked=Asked(OTHER.task, repeats=5))
+    with pytest.raises(ConfigError, match=r"eval\.repeats: 3 -> 5; choose another"):
+        play_model(asked=EvalRequest(OTHER.task, repeats=5))
 
 
 def test_a_model_that_has_changed_meanwhile_does_not_go_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,35 +186,37 @@ def test_a_model_that_has_changed_meanwhile_does_not_go_on(root: Path, monkeypat
         with pytest.raises(EngineError):
             play_model()
     write_lab_model(Path("model"), 8, seed=1)
-    with pytest.raises(ConfigError, match="evals/base was begun with other parameters"):
+    with pytest.raises(ConfigError, match="evals/base began with other parameters"):
         play_model()
 
 
 def test_folders_that_are_something_else_are_left_alone(root: Path) -> None:
     Path("evals/full").mkdir(parents=True)
     Path("evals/full/notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="evals/full exists already and is not an evaluation"):
+    with pytest.raises(ConfigError, match="evals/full already exists and is not an evaluation"):
         play_model(out="evals/full")
-    with pytest.raises(ConfigError, match="run is an evaluation, or a run, of something else"):
+    with pytest.raises(ConfigError, match="run is a different evaluation or a run"):
         play_model(out="run")
     with pytest.raises(ConfigError, match="--out bad name must consist of letters"):
         play_model(out="evals/bad name")
     with pytest.raises(ModelError, match=r"no config\.json"):
         play_model(model="evals/full", out="evals/new")
-    with pytest.raises(ConfigError, match="model has no tasks of its own: --task FILE"):
-        play_model(out="evals/new", asked=Asked())
+    with pytest.raises(ConfigError, match="model has no tasks of its own: name them with --task FILE"):
+        play_model(out="evals/new", asked=EvalRequest())
     assert sorted(path.name for path in Path("evals").iterdir()) == ["full"]
 
 
 def test_the_configuration_of_a_model_is_the_files_but_for_what_it_trains(root: Path) -> None:
-    config = of_model(Frozen("model"), Path("evals/base"), Asked(OTHER.task, ["run.seed=3", "model.dtype=bfloat16"]))
+    config = of_model(
+        Frozen("model"), Path("evals/base"), EvalRequest(OTHER.task, ["run.seed=3", "model.dtype=bfloat16"])
+    )
     assert (config.run.seed, config.model.dtype, config.model.path, config.eval.every) == (3, "bfloat16", "model", 0)
     assert config.engine.kind == "lab"
     url = Frozen("m", "http://localhost:1/v1")
-    config = of_model(url, Path("evals/far"), Asked(OTHER.task, ["engine.api_key_env=KEY"]))
+    config = of_model(url, Path("evals/far"), EvalRequest(OTHER.task, ["engine.api_key_env=KEY"]))
     assert (config.engine.kind, config.engine.url, config.engine.api_key_env) == ("endpoint", url.url, "KEY")
     with pytest.raises(ConfigError, match=r"es\.alpha cannot be set"):
-        of_model(url, Path("evals/far"), Asked(OTHER.task, ["es.alpha=1"]))
+        of_model(url, Path("evals/far"), EvalRequest(OTHER.task, ["es.alpha=1"]))
 
 
 def test_an_endpoint_is_a_frozen_baseline_on_the_same_tasks(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,6 +224,6 @@ def test_an_endpoint_is_a_frozen_baseline_on_the_same_tasks(root: Path, monkeypa
     Path("task.yaml").write_text("task: {env: 'scripted:Steps'}\neval: {num_tasks: 7}\nes: {tasks_per_member: 3}\n")
     with ChatServer(lambda body: says(body["messages"][-1]["content"])) as server:
         done = evaluate_model(Frozen("m", server.url), Path("evals/far"), OTHER, say=silent)
-        assert play(done.root, "last", Asked(num_tasks=3)).versions == (0,)
+        assert play(done.root, "last", EvalRequest(num_tasks=3)).versions == (0,)
     (found,) = evaluations(hpc_es.store.read(done.root), "run")
     assert (found.num_tasks, found.reward, found.success) == (7, 3.0, 1.0)

@@ -143,7 +143,7 @@ def test_a_fork_that_fails_leaves_nothing(root: Path) -> None:
     ("version", "name", "overrides", "complaint"),
     [
         (4, "forked", [], "version 4 does not exist: runs/origin has versions 0 to 3"),
-        (1, "origin", [], "runs/origin exists already: give the fork another --name"),
+        (1, "origin", [], "runs/origin already exists: choose another --name for the fork"),
         (1, "a/b", [], "--name a/b must consist of letters"),
         (1, "forked", ["run.name=x"], "run.name cannot be set for a fork: --name names the fork"),
         (1, "forked", ["model.path=x"], "model.path cannot be set for a fork: the base model of a fork is theta_V"),
@@ -161,7 +161,7 @@ def test_a_folder_that_appears_meanwhile_is_not_touched(root: Path) -> None:
     fork = plan_fork(root, 1, "forked")
     fork.paths.root.mkdir()
     (fork.paths.root / "precious").touch()
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write(fork)
     assert (fork.paths.root / "precious").exists()
 

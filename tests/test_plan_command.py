@@ -41,7 +41,7 @@ def test_workers_that_come_up_after_the_end_are_told():
     config = config_of(es={"population": 64})
     late = planned(config, of(135e6), workers=64, assumed=assume("h100", ["start_s=600"]))
     assert 0 < late.num_up < 64
-    assert f"{late.num_up} of 64 workers came up before the end" in late.cautions[-1]
+    assert f"{late.num_up} of 64 workers connect before the run ends" in late.cautions[-1]
     at_once = assume("h100", ["start_s=0", "core_noise_g_per_s=100"])
     assert planned(config, of(135e6), workers=64, assumed=at_once).cautions == ()
 
@@ -62,7 +62,7 @@ def test_a_head_that_workers_wait_for_is_told():
         (Tokens(20470, 11, 10, ""), ["L = 20,481 tokens are more than 10 turns of engine.max_model_len=2048"]),
         (
             Tokens(141, 3, 3, "", with_cached=True),
-            ["as measured --tokens-out 3 --turns 3"],
+            ["and the measured --tokens-out 3 --turns 3"],
         ),
     ],
 )
@@ -129,7 +129,7 @@ def test_assumptions_can_be_set_and_mistakes_are_explained(tmp_path):
         ("h100", ["prefil_share=1"], "did you mean prefill_share"),
         ("h100", ["prefill_share=2"], "prefill_share=2"),
         ("h100", ["prefill_share"], "KEY=VALUE"),
-        (str(mine), [], "misses memory_gb_per_s, bf16_tflops, fp32_tflops, link_gb_per_s: "),
+        (str(mine), [], "lacks memory_gb_per_s, bf16_tflops, fp32_tflops, link_gb_per_s: "),
         (str(tmp_path / "none.yaml"), [], "cannot be read"),
     ):
         with pytest.raises(ConfigError, match=complaint):

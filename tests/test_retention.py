@@ -28,7 +28,7 @@ from hpc_es.params import Arena
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths, retention_records
 from hpc_es.recorded.retention import measure as measuring
-from hpc_es.recorded.retention.measure import Wishes, measure, of_model
+from hpc_es.recorded.retention.measure import RetentionRequest, measure, of_model
 from hpc_es.recorded.retention.tasks import DEFINITIONS, Examples, extract_letter, make_task, read_examples
 from hpc_es.records import EvalId
 from hpc_es.store import records as journal
@@ -157,10 +157,10 @@ def test_damaged_and_missing_files_are_refused_by_name(
 
 
 def test_what_cannot_be_asked_is_refused(data: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "there is no task 'gsm8k'; there are mmlu_pro" in retention(tiny, data, "--tasks", "gsm8k").stderr
-    assert "4 examples of mmlu_pro are asked for" in retention(tiny, data, "--limit", 4).stderr
+    assert "unknown task 'gsm8k'; known: mmlu_pro" in retention(tiny, data, "--tasks", "gsm8k").stderr
+    assert "4 examples of mmlu_pro were requested" in retention(tiny, data, "--limit", 4).stderr
     assert "a model has no versions" in retention(tiny, data, "--versions", "3").stderr
-    assert "there is no folder" in retention(tiny, data / "none").stderr
+    assert "for the retention files does not exist" in retention(tiny, data / "none").stderr
     assert "leave no room for a prompt" in retention(tiny, data, "--max-tokens", 2048).stderr
     monkeypatch.setattr(measuring, "find_spec", lambda name: None)
     without = retention(tiny, data)
@@ -347,7 +347,7 @@ def test_versions_are_named_as_for_evaluations(run: Path, data: Path) -> None:
 
 
 def test_what_was_done_before_a_kill_is_not_lost(tiny: Path, data: Path, tmp_path: Path) -> None:
-    recorded, wishes = of_model(tiny), Wishes(backend="transformers", max_tokens=3)
+    recorded, request = of_model(tiny), RetentionRequest(backend="transformers", max_tokens=3)
     tasks = [read_examples(name, data) for name in ("mmlu_pro", "hellaswag")]
     said: list[str] = []
 
@@ -357,9 +357,9 @@ def test_what_was_done_before_a_kill_is_not_lost(tiny: Path, data: Path, tmp_pat
         said.append(text)
 
     with pytest.raises(KeyboardInterrupt):
-        measure(recorded, [0], tasks, wishes, tmp_path, say=die)
+        measure(recorded, [0], tasks, request, tmp_path, say=die)
     assert len(said) == len(retention_records(tmp_path)) == 1
-    done = measure(recorded, [0], tasks, wishes, tmp_path, say=said.append)
+    done = measure(recorded, [0], tasks, request, tmp_path, say=said.append)
     assert ["likelihood" in text for text in said] == [False, True]
     (_, generated), (_, scored) = done.values()
     assert generated.version is None

@@ -149,7 +149,7 @@ def test_the_same_simulation_twice_is_the_same():
 
 
 def test_evaluations_that_outlast_their_workers_end_the_simulation():
-    with pytest.raises(RunFailed, match=r"version 0 of 10.*outlast workers.*, \d+ evaluations queued"):
+    with pytest.raises(RunFailed, match=r"version 0 of 10.*outlasting workers.*, \d+ evaluations queued"):
         simulate(config_of(2), lasting("constant:60"), num_workers=2, preemption=Preemption(1, requeue_s=1))
 
 
@@ -411,7 +411,7 @@ def test_the_command_says_how_long_the_run_itself_took(tmp_path):
         (("--workers", "two"), "--workers two"),
         (("--lifetime", "soon"), "--lifetime soon"),
         (("--modes", "never"), "'never' is unknown"),
-        (("--modes", "tail"), "comes from a preset file"),
+        (("--modes", "tail"), "use a preset file"),
         (("--csv", "no/such/folder/table.csv"), "there is no folder no/such/folder"),
         (("--durations", "nowhere"), "--durations nowhere"),
         (("--seed", str(2**64)), "--seed"),

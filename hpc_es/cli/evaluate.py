@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hpc_es.analysis.statistics.evaluations import Difference, Evaluated
-    from hpc_es.recorded.eval_config import Asked
+    from hpc_es.recorded.eval_config import EvalRequest
     from hpc_es.recorded.evaluate import Evaluation
 
     Pair = tuple[Evaluated, Difference | None]
@@ -74,12 +74,12 @@ def evaluate(
     """Score any version on held-out tasks: the run's own, or others; recorded below RUN/evals."""
     from hpc_es.analysis.statistics.evaluations import difference, evaluations
     from hpc_es.cli.output import console, print_json, stdout_for
-    from hpc_es.recorded.eval_config import Asked
+    from hpc_es.recorded.eval_config import EvalRequest
     from hpc_es.store import read
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # an engine in the person's terminal: no pages of warnings
     console_out = console(stderr=json)
-    asked = Asked(task, tuple(overrides or ()), num_tasks, repeats, keep)
+    asked = EvalRequest(task, tuple(overrides or ()), num_tasks, repeats, keep)
     wanted = _versions(versions, version)
     with stdout_for(json):
         done = _evaluate(target, asked, wanted, name, model, out, console_out.print)
@@ -133,7 +133,7 @@ def _versions(versions: str | None, version: int | None) -> str:
 
 def _evaluate(
     target: str,
-    asked: "Asked",
+    asked: "EvalRequest",
     versions: str,
     name: str | None,
     model: str | None,
@@ -169,7 +169,7 @@ def _holds(folder: str, file: str) -> bool:
     return (Path(folder) / file).is_file()
 
 
-def _name(model: str, asked: "Asked") -> str:
+def _name(model: str, asked: "EvalRequest") -> str:
     """Name of the folder of a model's evaluation: the model and the tasks."""
     words = [Path(model).resolve().name if Path(model).is_dir() else model, asked.task.stem if asked.task else ""]
     return re.sub("[^A-Za-z0-9._-]+", "-", "-".join(words)).strip("-._")

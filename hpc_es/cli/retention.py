@@ -104,14 +104,14 @@ def retention(
     """MMLU-Pro and HellaSwag through lm-eval, on local files: scores, and their change from the base model."""
     from hpc_es.cli.output import console, print_json, stdout_for, tables
     from hpc_es.recorded.retention import tasks as retention_tasks
-    from hpc_es.recorded.retention.measure import Wishes, measure
+    from hpc_es.recorded.retention.measure import RetentionRequest, measure
 
     screen = console(stderr=json)
     is_run = RunPaths(source).config.is_file()
     folder = out or (RunPaths(source).evals if is_run else Path("evals", source.resolve().name))
     place = retention_tasks.data_folder(data)
     examples = [retention_tasks.read_examples(name, place, limit) for name in _names(tasks)]
-    wishes = Wishes(
+    request = RetentionRequest(
         backend=backend.value if backend else None,
         dtype=dtype.value if dtype else None,
         batch_size=batch_size,
@@ -123,7 +123,7 @@ def retention(
     found: list[tuple[Path, Record]] = []
     with stdout_for(json), modes.within(source if is_run and out is None else None):
         for recorded, wanted in _visits(source, versions, base, is_run=is_run):
-            measured = measure(recorded, wanted, examples, wishes, folder, say=screen.print)
+            measured = measure(recorded, wanted, examples, request, folder, say=screen.print)
             found += measured.values()
     lines = _lines(found, compare=is_run or base is not None)
     if json:
