@@ -1,3 +1,25 @@
-"""Post-training of LLM agents by evolution strategies on Slurm clusters."""
+"""Post-training of LLM agents by evolution strategies on Slurm clusters.
 
-__version__ = "0.1.0"
+`load_config`, `run`, `submit`, `read`, `replay`, `report`, `plots` and `Arena` are all that a notebook needs (see
+hpc_es/api.py). They are imported when they are first used, so that `import hpc_es` needs neither torch nor numpy.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.2.0"
+__all__ = ["Arena", "load_config", "plots", "read", "replay", "report", "run", "submit"]
+
+if TYPE_CHECKING:
+    from hpc_es.api import Arena, load_config, plots, read, replay, report, run, submit
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+    import importlib  # here, since names of this module are what it exports
+
+    return getattr(importlib.import_module("hpc_es.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -7,6 +7,8 @@ RUN/
   journal.<g>.hpcj         one segment per head start
   run.h5                   derived from the journal; can be deleted at any time
   checkpoints/v00000010/   theta_10 and its manifest
+  training/                v00000010.msgpack, the closed cohort from which the trainer makes theta_10, and v00000010/,
+                           what it made of it, until that is committed
   secrets/                 0700; key pairs of head and workers, 0600
   logs/                    head.log, worker-<seat>.log; of Slurm jobs head-<job>.<attempt>.log,
                            worker-<job>_<task>.<attempt>.log, and what Slurm itself says: slurm-<job>_<task>.out
@@ -63,6 +65,14 @@ class RunPaths:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    def training_cohort(self, version: int) -> Path:
+        """The closed cohort from which the trainer makes theta_version."""
+        return self.root / "training" / f"v{version:08d}.msgpack"
+
+    def trained(self, version: int) -> Path:
+        """What the trainer made of the closed cohort; it becomes the checkpoint of its version once it is committed."""
+        return self.root / "training" / f"v{version:08d}"
 
     @property
     def secrets(self) -> Path:

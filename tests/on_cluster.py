@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from builders import counted
-
 from hpc_es.engine.lifetime import process_start
 from hpc_es.errors import TransportError
 from hpc_es.launch.slurm import Job, Submission
@@ -121,8 +119,8 @@ def assert_as_if_nothing_had_happened(submission: Submission, undisturbed: Submi
     assert digests(submission.paths) == digests(undisturbed.paths)
     commits = [record.commit for record in read_journal(submission.paths.root) if isinstance(record, Committed)]
     assert [commit.version for commit in commits] == [1, 2, 3, 4]
-    counted = Counter(member.eval_id for commit in commits for member in counted(commit))
-    assert (len(counted), set(counted.values())) == (24, {1})
+    times = Counter(each.eval_id for commit in commits for each in commit.consumed)
+    assert (len(times), set(times.values())) == (24, {1})
     assert verify(submission.paths.root, say=lambda text: None).ok
 
 

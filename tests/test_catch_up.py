@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hpc_es.config.schema import EngineConfig, ModelConfig
 from hpc_es.engine.lab import LabEngine
 from hpc_es.params import Arena, checkpoint
-from hpc_es.params.catch_up import UNUSED_LOAD_DECAY, Costs, Measured, Way, full_work, ways, work
+from hpc_es.params.catch_up import UNTRIED_LOAD_DECAY, Costs, Measured, Way, full_work, ways, work
 from hpc_es.params.lab_model import write_lab_model
 from hpc_es.paths import RunPaths
 from hpc_es.records import Commit, EvalId
@@ -163,7 +163,7 @@ def test_one_slow_read_does_not_decide_for_ever():
     while ways(0, 20, [20], lambda version: 1.0, measured.costs)[0].load is None:
         measured.load_not_chosen()
         lost += 1
-    assert measured.costs.load == pytest.approx(100 * UNUSED_LOAD_DECAY**lost)
+    assert measured.costs.load == pytest.approx(100 * UNTRIED_LOAD_DECAY**lost)
     assert 0 < lost < 500
     measured.loaded(1.0)  # the next read says how it is now
     assert measured.costs.load < 10

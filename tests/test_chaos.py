@@ -74,6 +74,7 @@ def test_faults_of_a_cluster_lose_no_result_of_natural_asynchrony_and_count_none
 
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
-def test_a_kill_of_a_vllm_worker_and_of_the_head_changes_no_bit(tmp_path):
+def test_a_kill_of_a_vllm_worker_and_of_the_head_changes_no_bit(tmp_path, paced):
     options = ("--moments", "1", "--faults", "both", "engine.kind=vllm", "launch.workers=1", "run.num_updates=3")
+    options += ("task.env=gated:Sudoku",)
     assert faults(of_llama(tmp_path, *options)) == ["both"]

@@ -4,6 +4,9 @@ import ast
 import inspect
 import itertools
 import math
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -391,3 +394,11 @@ def test_the_digest_ignores_what_is_harmless_and_nothing_else(config_file: Path)
     assert config_digest(load(config_file, ["launch.workers=4", "run.dir=elsewhere"]).config) == digest
     assert config_digest(load(config_file, ["task.options.size=4"]).config) != digest
     assert config_digest(load(config_file, ["run.seed=1"]).config) != digest
+
+
+def test_the_reference_page_fits_the_schema() -> None:
+    command = [sys.executable, str(Path(__file__).resolve().parent.parent / "tools" / "config_reference.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (Path(__file__).resolve().parent.parent / "docs" / "configuration-reference.md").read_text()
+    assert not re.findall(r"^\| `.*\|\s*\|$", page, re.MULTILINE), "a key without a sentence"

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from theatre import Stage, make_config
 
-from hpc_es.head.events import Deserted, GroupFailed, Received, StopAsked, Tick
+from hpc_es.errors import StoreError
+from hpc_es.head.events import GroupFailed, NoWorkersLeft, Received, StopAsked, Tick
 from hpc_es.methods.evaluation import plan_evaluation
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
@@ -216,10 +217,10 @@ def test_a_worker_that_died_loses_its_lease_at_once_and_the_cause_is_an_event():
 def test_a_run_whose_workers_are_all_gone_for_good_ends_with_the_cause():
     stage = Stage(make_config())
     worker = stage.busy_worker("seat-0")
-    stage.handle(Deserted("no worker is left"))
+    stage.handle(NoWorkersLeft("no worker is left"))
     assert stage.exit is None  # one is there after all
     stage.handle(Received(messages.Goodbye(worker.name, "died", died=True)))
-    stage.handle(Deserted("no worker is left"))
+    stage.handle(NoWorkersLeft("no worker is left"))
     assert stage.exit is not None
     assert (stage.exit.failed, stage.exit.reason) == (True, "no worker is left")
 
@@ -370,3 +371,11 @@ def test_any_history_of_kills_and_restarts_ends_with_the_same_commits(data):
     stage.run()
     assert stage.commits() == undisturbed().commits()
     assert stage.core.ledger.eval_fitness == undisturbed().core.ledger.eval_fitness
+
+
+def test_validate_notices_a_count_that_no_longer_fits_the_entries():
+    stage = undisturbed()
+    stage.core.ledger.validate()
+    stage.core.ledger.live[99] += 1
+    with pytest.raises(StoreError, match="the ledger's live is"):
+        stage.core.ledger.validate()

@@ -20,7 +20,7 @@ from hpc_es.envs.base import Message
 from hpc_es.envs.check import check_env
 from hpc_es.envs.docvqa import dataset, env, pages, prompt
 from hpc_es.envs.docvqa.anls import anls, distance, is_exact
-from hpc_es.envs.sandbox import ProgramResult
+from hpc_es.envs.sandbox import Execution
 from hpc_es.errors import ConfigError, EnvError
 from hpc_es.records import EvalId
 from hpc_es.worker.rollout import Player
@@ -195,10 +195,10 @@ def test_an_answer_without_an_action_is_none(said: str) -> None:
 
 
 def test_the_agent_is_told_how_a_command_ended() -> None:
-    assert prompt.outcome(ProgramResult("a\n", 0, "exit", 0.1)) == "Output:\na"
-    assert prompt.outcome(ProgramResult("", 0, "exit", 0.1)) == "No output."
-    assert prompt.outcome(ProgramResult("no such file\n", 2, "exit", 0.1)) == "Output:\nno such file\n(exit status 2)"
-    assert "limit of time" in prompt.outcome(ProgramResult("", -9, "time", 20.0))
+    assert prompt.outcome(Execution("a\n", 0, "exit", 0.1)) == "Output:\na"
+    assert prompt.outcome(Execution("", 0, "exit", 0.1)) == "No output."
+    assert prompt.outcome(Execution("no such file\n", 2, "exit", 0.1)) == "Output:\nno such file\n(exit status 2)"
+    assert "limit of time" in prompt.outcome(Execution("", -9, "time", 20.0))
 
 
 # --- the environment ---------------------------------------------------------------------------------------------
@@ -295,8 +295,8 @@ def test_a_missing_tesseract_is_a_setting_to_change(monkeypatch: pytest.MonkeyPa
 
         def __exit__(self, *error: object) -> None: ...
 
-        def run(self, command: str) -> ProgramResult:
-            return ProgramResult("bash: tesseract: command not found\n", 127, "exit", 0.0)
+        def run(self, command: str) -> Execution:
+            return Execution("bash: tesseract: command not found\n", 127, "exit", 0.0)
 
     monkeypatch.setattr(env, "Sandbox", Empty)
     env._require_tools.cache_clear()

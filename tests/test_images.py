@@ -16,8 +16,8 @@ from hpc_es import envs
 from hpc_es.config.schema import Config, EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.base import Completion, Illustrated
 from hpc_es.envs.base import Env, Message, Observation, StepResult
+from hpc_es.envs.manifest import count_tasks
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
-from hpc_es.head.tasks import count_tasks
 from hpc_es.records import Episode, EvalId, Member
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import Trajectory

@@ -21,8 +21,22 @@ def tool() -> ModuleType:
     return module
 
 
-def test_all_imports_point_downwards(tool: ModuleType) -> None:
+def test_all_imports_point_downwards_and_none_in_a_circle(tool: ModuleType) -> None:
     assert list(tool.violations(ROOT / "hpc_es")) == []
+    assert list(tool.circles(ROOT / "hpc_es")) == []
+
+
+def test_a_circle_is_found_also_through_functions_and_through_others(tool: ModuleType, tmp_path: Path) -> None:
+    root = tmp_path / "hpc_es"
+    (root / "head").mkdir(parents=True)
+    (root / "head" / "__init__.py").write_text("")
+    (root / "head" / "a.py").write_text("from hpc_es.head.b import x")
+    (root / "head" / "b.py").write_text("from hpc_es.head import c")
+    (root / "head" / "c.py").write_text("def f():\n    import hpc_es.head.a")
+    (found,) = tool.circles(root)
+    assert "hpc_es.head.a, hpc_es.head.b, hpc_es.head.c" in found
+    (root / "head" / "c.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import hpc_es.head.a")
+    assert list(tool.circles(root)) == []
 
 
 @pytest.mark.parametrize(

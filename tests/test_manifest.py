@@ -1,6 +1,7 @@
 """The manifest of evaluation tasks: written when a run is made, held against the tasks when it goes on."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +9,23 @@ from typing import Any
 
 import pytest
 
+import hpc_es
 from hpc_es.config import Config
 from hpc_es.envs import manifest
 from hpc_es.envs.base import TaskFacts
 from hpc_es.envs.lab import Lab
-from hpc_es.envs.manifest import Manifest, read_tasks, settle_tasks, write_tasks
+from hpc_es.envs.manifest import (
+    Manifest,
+    complete_tasks,
+    count_tasks,
+    read_tasks,
+    recorded_tasks,
+    settle_tasks,
+    write_tasks,
+)
 from hpc_es.errors import ConfigError, EnvError, StoreError
 from hpc_es.launch import prepare
+from hpc_es.methods.base import Tasks
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.records import SCHEMA_VERSION, Started
@@ -173,3 +184,38 @@ def test_a_manifest_that_was_edited_is_refused(tmp_path: Path) -> None:
     del contents["digest"]  # as the first release wrote it
     path.write_text(json.dumps(contents))
     assert read_tasks(path) is not None
+
+
+def test_the_head_reads_the_number_of_tasks_and_creates_no_environment(tmp_path: Path) -> None:
+    path, config = tmp_path / "tasks.json", _config(tmp_path)
+    with pytest.raises(StoreError, match=r"tasks.json is missing: `hpc-es run "):
+        recorded_tasks(path, config)
+    settle_tasks(path, config, has_begun=False)
+    assert recorded_tasks(path, config) == count_tasks(config)
+    code = (
+        "import sys, hpc_es.head.loop\n"
+        "print([name for name in sys.modules if name.startswith(('hpc_es.engine', 'vllm', 'hpc_es.envs.sudoku'))])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    source = Path(hpc_es.__file__).parent / "head"
+    assert not [file for file in source.glob("*.py") if re.search(r"envs\.make|make_for|inspect\(", file.read_text())]
+
+
+def test_a_manifest_of_the_first_release_is_completed_when_its_run_resumes(tmp_path: Path) -> None:
+    path, config = tmp_path / "tasks.json", _config(tmp_path)
+    write_tasks(path, config)
+    with pytest.raises(StoreError, match="does not have the number of training tasks"):
+        recorded_tasks(path, config)
+    tasks = read_tasks(path).tasks  # type: ignore[union-attr]
+    complete_tasks(path, config)
+    assert read_tasks(path).tasks == tasks  # type: ignore[union-attr]
+    assert recorded_tasks(path, config).train > 0
+
+
+def test_training_tasks_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, config = tmp_path / "tasks.json", _config(tmp_path)
+    settle_tasks(path, config, has_begun=False)
+    before = recorded_tasks(path, config).train
+    monkeypatch.setattr(manifest, "count_tasks", lambda config: Tasks(before + 1, 5))
+    with pytest.raises(ConfigError, match=rf"has {before + 1} training tasks, but this run began with {before} "):
+        settle_tasks(path, config, has_begun=True)

@@ -11,7 +11,7 @@ import pytest
 from hpc_es import envs
 from hpc_es.envs.math_tool import judge
 from hpc_es.envs.math_tool.judge import is_right, number
-from hpc_es.envs.sandbox import ProgramResult
+from hpc_es.envs.sandbox import Execution
 from hpc_es.errors import ConfigError, EnvError
 
 
@@ -119,12 +119,12 @@ class NoSandbox:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def run(self, command: list[str], stdin: str) -> ProgramResult:
+    def run(self, command: list[str], stdin: str) -> Execution:
         said = io.StringIO()
         with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
             patch.setattr("sys.stdin", io.StringIO(stdin))
             exec(command[2], {})
-        return ProgramResult(said.getvalue(), 0, "exit", 0.0)
+        return Execution(said.getvalue(), 0, "exit", 0.0)
 
 
 def test_percent_numbers_near_zero_and_several_answers_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,8 @@ from hpc_es.calls import CALLS, Calls
 from hpc_es.config import Config
 from hpc_es.envs import sudoku
 from hpc_es.envs.inspection import inspect
-from hpc_es.envs.manifest import eval_tasks
+from hpc_es.envs.manifest import count_tasks, eval_tasks
 from hpc_es.errors import ConfigError, EnvError
-from hpc_es.head.tasks import count_tasks
 from hpc_es.launch import witness
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.store.journal import read_journal

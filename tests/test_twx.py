@@ -21,9 +21,9 @@ from hpc_es.engine.lifetime import process_start
 from hpc_es.envs import twx, twx_jvm
 from hpc_es.envs.base import Observation, StepResult
 from hpc_es.envs.check import check_env
+from hpc_es.envs.manifest import count_tasks
 from hpc_es.envs.twx import TextWorldExpress
 from hpc_es.errors import ConfigError, EnvError
-from hpc_es.head.tasks import count_tasks
 
 pytest.importorskip("textworld_express")
 if shutil.which("java") is None:

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 
 import msgspec
 from builders import counted
+from toy import nudge
 
 from hpc_es import methods, results
 from hpc_es.config.schema import Config
 from hpc_es.head.core import Core
-from hpc_es.head.events import CheckpointSaved, GroupUp, Received, Tick, Updated
-from hpc_es.head.instructions import Append, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Update
+from hpc_es.head.events import CheckpointSaved, GroupUp, Received, Tick, Trained, TrainingFailed, Updated
+from hpc_es.head.instructions import Append, Exit, Instruction, OpenGroup, SaveCheckpoint, Send, Train, Update
 from hpc_es.head.ledger import Ledger
 from hpc_es.methods.base import Tasks
-from hpc_es.records import Assignment, Commit, Episode, EvalId, Result
+from hpc_es.records import Assignment, Commit, Episode, EvalId, Result, Weights
 from hpc_es.store import records as journal
 from hpc_es.store.records import SCHEMA_VERSION
 from hpc_es.transport import messages
@@ -52,7 +53,10 @@ def fitness_of(assignment: Assignment) -> float:
 def digest_after(commits: list[Commit]) -> int:
     digest = BASE_DIGEST
     for commit in commits:
-        digest = hashed(digest, [(member.seed, member.coefficient) for member in counted(commit)])
+        if isinstance(commit.body, Weights):
+            digest = commit.body.digest
+        else:
+            digest = hashed(digest, [(member.seed, member.coefficient) for member in counted(commit)])
     return digest
 
 
@@ -80,6 +84,10 @@ class Stage:
         self.arena_jobs: deque[Instruction] = deque()
         self.now = 0.0
         self.generation = 0
+        self.failing_trainers = 0
+        """Number of trainers that end without having trained."""
+        self.trained: list[tuple[int, tuple[EvalId, ...]]] = []
+        """(version, cohort) of every training that came to its end."""
         self.exit: Exit | None = None
         self.start_head()
 
@@ -114,6 +122,7 @@ class Stage:
 
     def handle(self, event: object) -> None:
         self.perform(self.core.handle(event, self.now))  # type: ignore[arg-type]
+        self.core.ledger.validate()
 
     def perform(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -122,7 +131,7 @@ class Stage:
                     self.records.append(record)
                 case Send(worker=worker, message=message):
                     self.to_workers.append((worker, message))
-                case Update() | SaveCheckpoint() | OpenGroup():
+                case Update() | Train() | SaveCheckpoint() | OpenGroup():
                     self.arena_jobs.append(instruction)
                 case Exit():
                     self.exit = instruction
@@ -131,10 +140,22 @@ class Stage:
         match self.arena_jobs.popleft():
             case Update(commit=commit):
                 self.handle(Updated(commit.version, self.true_digest(commit.version), 1.0, 0.1))
+            case Train(version=version, cohort=cohort):
+                self.handle(self.train(version, cohort))
             case SaveCheckpoint(version=version):
                 self.handle(CheckpointSaved(version))
             case OpenGroup(epoch=epoch):
                 self.handle(GroupUp(epoch))
+
+    def train(self, version: int, cohort: tuple[tuple[Assignment, Result], ...]) -> Trained | TrainingFailed:
+        """What a trainer makes of theta_{version-1} and a cohort: a pure function of both."""
+        if self.failing_trainers:
+            self.failing_trainers -= 1
+            return TrainingFailed(version, "the trainer was killed")
+        self.trained.append((version, tuple(result.eval_id for _, result in cohort)))
+        fitness = [result.fitness for _, result in cohort]
+        digest = hashed(self.true_digest(version - 1), version, fitness)
+        return Trained(version, digest, 1.0, 0.1, {"step": nudge(fitness)})
 
     # --- workers ---------------------------------------------------------------------------------------------
 
@@ -161,6 +182,10 @@ class Stage:
     def kill_worker(self, name: str) -> None:
         self.workers[name].gone = True
 
+    def rewards(self, assignment: Assignment) -> list[float]:
+        """Reward of every task of an evaluation."""
+        return [fitness_of(assignment)] * len(assignment.tasks)
+
     def finish_evaluation(self, worker: StageWorker) -> None:
         assignment, worker.current = worker.current, None
         assert assignment is not None
@@ -170,13 +195,14 @@ class Stage:
         if worker.errors:
             worker.errors -= 1
             error = "the environment raised"
-        rewards = [fitness_of(assignment)] * len(assignment.tasks)
+        rewards = self.rewards(assignment)
         episodes = tuple(
             Episode(task, reward, False, 1, 0, 5, 1, 0.1, 0.0, "terminated")
             for task, reward in zip(assignment.tasks, rewards, strict=True)
             if error is None
         )
-        result = Result(assignment.eval_id, results.fitness_of(episodes), episodes, digest, 0.0, 0.0, 1.0, error)
+        text = f"context of {assignment.eval_id}" if assignment.purpose == "propose" and error is None else ""
+        result = Result(assignment.eval_id, results.fitness_of(episodes), episodes, digest, 0.0, 0.0, 1.0, error, text)
         worker.unacked[result.eval_id] = result
         self.resend(worker)
 

@@ -1,7 +1,8 @@
-"""Check that imports in hpc_es only point downwards.
+"""Check that imports in hpc_es only point downwards, and that no modules import each other in a circle.
 
 Each row of ROWS may import the rows listed before it; packages in one row do not import each other. A package that no
-row names is an error, so a new one has to find its place here.
+row names is an error, so a new one has to find its place here. Imports inside functions count; those for type checkers
+alone do not, since they are not made when the code runs.
 
     python tools/check_imports.py [FOLDER]      # exit code 1 and one line per violation
 """
@@ -23,24 +24,26 @@ ROWS = (
     ("params",),
     ("store",),
     ("transport", "engine", "envs"),
+    ("trainer",),
     ("head", "worker"),
     ("launch",),
     ("recorded", "simulator"),
     ("planner",),
     ("analysis",),
-    ("cli",),
+    ("cli", "api"),
     ("__main__",),
 )
 FORBIDDEN = {
     "transport": ("noise", "methods", "params", "store"),
     "engine": ("store",),
     "head": ("engine", "vllm"),
+    "trainer": ("engine", "vllm"),
     "worker": ("store", "h5py"),
 }
 """Packages that a package never imports, be it inside a function."""
 
 HEAVY = ("torch", "vllm", "numba")
-LIGHT = ("cli", "launch", "recorded", "simulator", "planner", "analysis")
+LIGHT = ("cli", "api", "launch", "recorded", "simulator", "planner", "analysis")
 """Packages that never import a HEAVY one at module level: they run on login nodes and laptops."""
 
 
@@ -61,6 +64,55 @@ def violations(root: Path) -> Iterator[str]:
         for imported in imports(path, root):
             if complaint := _complaint(package, imported, level, root.name):
                 yield f"{path}:{imported.line}: {complaint}"
+
+
+def circles(root: Path) -> Iterator[str]:
+    """One line for every group of modules that import each other, directly or through others."""
+    files = {_module(path, root): path for path in sorted(root.rglob("*.py"))}
+    graph = {
+        name: {target for i in imports(path, root) if (target := _known(i.module, files)) not in (None, name)}
+        for name, path in files.items()
+    }
+    for group in _strongly_connected(graph):
+        if len(group) > 1:
+            yield f"{root}: these modules import each other in a circle: {', '.join(sorted(group))}"
+
+
+def _module(path: Path, root: Path) -> str:
+    parts = [root.name, *path.relative_to(root).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _known(module: str, files: dict[str, Path]) -> str | None:
+    """The module of ours that an import names, which may name something inside it. The root package imports nothing."""
+    while module and module not in files:
+        module = module.rpartition(".")[0]
+    return module if "." in module else None
+
+
+def _strongly_connected(graph: dict[str, set[str | None]]) -> list[list[str]]:
+    """Groups of nodes that reach each other (Tarjan, 1972)."""
+    index, low, stack, groups = dict[str, int](), dict[str, int](), list[str](), list[list[str]]()
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for target in graph[node]:
+            assert target is not None
+            if target not in index:
+                visit(target)
+                low[node] = min(low[node], low[target])
+            elif target in stack:
+                low[node] = min(low[node], index[target])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            groups.append(stack[at:])
+            del stack[at:]
+
+    for node in graph:
+        if node not in index:
+            visit(node)
+    return groups
 
 
 def _complaint(package: str, imported: Import, level: dict[str, int], name: str) -> str | None:
@@ -116,8 +168,8 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 def main() -> int:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "hpc_es"
-    found = list(violations(root))
-    print("\n".join(found) or "imports: all point downwards")
+    found = [*violations(root), *circles(root)]
+    print("\n".join(found) or "imports: all point downwards, and none in a circle")
     return 1 if found else 0
 
 

@@ -23,19 +23,18 @@ from hpc_es.calls import CALLS
 from hpc_es.cli import env, episodes, evaluate, plan, probe, report, retention, simulate, slurm, study
 from hpc_es.cli.arguments import (
     EXIT_FAILED,
-    EXIT_STOPPED,
     AllRows,
     ConfigFile,
     Json,
     Overrides,
     RunFolder,
     config_file,
-    load_run,
     plural,
     run_paths,
     seat_name,
 )
 from hpc_es.cli.failures import end_with_message
+from hpc_es.cli.local import run
 from hpc_es.cli.log_lines import log_to
 from hpc_es.cli.terminal import harmless, prepare_streams, say
 from hpc_es.errors import TransportError, VerifyError
@@ -141,27 +140,7 @@ def _options(
     pass
 
 
-@app.command()
-def run(config: ConfigFile, overrides: Overrides = None, json: Json = False) -> None:
-    """Run head and workers on this machine; in an existing run folder, resume the run."""
-    from hpc_es.cli.output import console, print_json, progress, report
-    from hpc_es.launch.local import run_local
-
-    settings = load_run(config, overrides, num_workers=lambda settings: settings.launch.workers)
-    out = console(stderr=json)
-    with progress(out) as shown:
-        outcome = run_local(settings, on_status=shown.status, on_event=shown.event)
-    root = outcome.paths.root
-    out.print(f"{root}: {outcome.reason}")
-    facts = {"run": str(root), "finished": outcome.finished, "reason": outcome.reason}
-    if outcome.finished:
-        facts["summary"] = report(outcome.paths, out)
-    else:
-        out.print(f"resume with: hpc-es run {root}")
-    if json:
-        print_json(facts)
-    if not outcome.finished:
-        raise typer.Exit(EXIT_STOPPED)
+app.command()(run)
 
 
 @app.command()
@@ -218,8 +197,12 @@ def verify(run: RunFolder, model: BaseModel = None, whole: AllRows = False, json
     )
     if not report.ok:
         raise VerifyError(f"{run} does not fit together: {plural(len(report.problems), 'problem')}, see above")
-    proven = report.versions[-1].version
-    out.print(f"{run}: everything fits, proven up to version {proven}", style="green")
+    newest = report.versions[-1]
+    if newest.proven:
+        out.print(f"{run}: everything fits, proven up to version {newest.version}", style="green")
+    else:
+        what = "everything fits; theta comes from a trainer, so only the checkpoints that were kept are proven"
+        out.print(f"{run}: {what}", style="green")
 
 
 @app.command()

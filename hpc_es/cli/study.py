@@ -163,7 +163,7 @@ def fork(
         facts = {"run": str(paths.root), "origin": str(root), "version": planned.version, "base": str(planned.base)}
         print_json({**facts, "differences": differences, "command": command})
     if start:
-        from hpc_es.cli import run as run_command
+        from hpc_es.cli.local import run as run_command
 
         run_command(paths.root)
     else:

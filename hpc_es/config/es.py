@@ -17,7 +17,7 @@ class Schedule(Model):
     kind: Literal["constant", "cosine", "linear"] = "constant"
     """How the value goes from `start` to `end`."""
     start: float = Field(ge=0, le=1e6)
-    """Bounded, so that no coefficient leaves the range of float32."""
+    """Value at the first update. Bounded, so that no coefficient leaves the range of float32."""
     end: float | None = Field(None, ge=0, le=1e6)
     """Value at the last update, exactly; for cosine and linear."""
 
@@ -67,16 +67,16 @@ class EsConfig(Model):
     """theta += alpha / N * sum(u_i * eps_i), not divided by sigma (Qiu et al., 2025)."""
 
     population: int = Field(30, gt=1, le=10**6)
-    """Members per update, N."""
+    """Number of members per update, N."""
     sigma: Schedule = Schedule(start=1e-3)
     """Standard deviation of a perturbation, in units of the parameters."""
     alpha: Schedule = Schedule(start=5e-4)
     """Step size."""
     subspaces: int = Field(1, ge=1, le=64)
-    """K disjoint random parts of all parameters, drawn anew for every update; members perturb one part each, with
+    """K disjoint random parts of all parameters, drawn again for every update; each member perturbs one part, with
     sqrt(K) * sigma (CoPES; Wang et al., 2026). 1: every member perturbs everything."""
     mirrored: bool = False
-    """Members come in +/- pairs that share their noise."""
+    """Whether members come in +/- pairs that share their noise."""
     shaping: Literal["zscore", "centred_ranks"] = "zscore"
     """How fitness becomes utilities: standard deviations from the cohort's mean, or ranks from -0.5 to 0.5."""
     baseline: Literal["none", "batch", "centre"] = "none"
@@ -85,8 +85,8 @@ class EsConfig(Model):
     lag_weight: LagWeightConfig = LagWeightConfig()
     optimiser: OptimiserConfig = OptimiserConfig()
     control: Literal["none", "random-walk"] = "none"
-    """random-walk: utilities come from seeded random numbers in place of the fitness; what updates look like that
-    mean nothing."""
+    """random-walk: a control experiment in which seeded random numbers replace the utilities, so that updates carry no
+    information."""
     tasks_per_member: int = Field(16, ge=1, le=10**6)
     """Episodes T that one evaluation plays; the same tasks for all members of a version."""
 
@@ -106,38 +106,38 @@ class EsConfig(Model):
 
 
 class Sync(Model):
-    """N fresh evaluations, barrier."""
+    """Every update consumes N fresh evaluations; workers wait at a barrier."""
 
     mode: Literal["sync"] = "sync"
 
 
 class Natural(Model):
-    """Commit at N results whose lag is within the bound; nobody waits at a barrier."""
+    """Commit as soon as N results have a lag within the bound, without a barrier."""
 
     mode: Literal["natural"]
     max_lag: int = Field(1, ge=0)
-    """In versions, counted at the commit."""
+    """Largest lag in versions, counted at the commit."""
     overdue: Literal["discard", "hold"] = "discard"
-    """What a result beyond the bound means. discard: it is dropped. hold: no commit goes past a live evaluation that
-    would be beyond the bound then."""
+    """What happens to a result beyond the bound. discard: it is dropped. hold: a commit waits while it would make a
+    running evaluation exceed the bound."""
 
 
 class Controlled(Model):
-    """Every cohort takes a share of results of exactly one lag, the rest is fresh."""
+    """Every cohort has a share of results of exactly one lag; the rest is fresh."""
 
     mode: Literal["controlled"]
     lag: int = Field(ge=1)
-    """L, in versions: dispatched at v, consumed by update v + L + 1."""
+    """Lag L in versions: dispatched at v, consumed by update v + L + 1."""
     share: float = Field(gt=0, le=1)
-    """f: floor(f * N + 0.5) results of lag L."""
+    """Share f: floor(f * N + 0.5) results of each cohort have lag L."""
 
 
 class Tail(Model):
-    """Every cohort takes given numbers of results by lag."""
+    """Every cohort has given numbers of results of each lag."""
 
     mode: Literal["tail"]
     counts: dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
-    """lag -> results of that lag per cohort; they sum to es.population."""
+    """Number of results per cohort by lag; they sum to es.population."""
 
 
 class Staircase(Model):
@@ -150,9 +150,9 @@ class Staircase(Model):
         (65, 64),
         (129, 128),
     )
-    """(from update, lag), climbing in both."""
+    """Pairs (first update, lag), increasing in both."""
     isolated: bool = False
-    """Only the update at which a step begins is stale, those between are fresh."""
+    """Whether only the update at which a step begins is stale, and those between are fresh."""
 
     @model_validator(mode="after")
     def _climbs(self) -> "Staircase":

@@ -20,15 +20,15 @@ MAX_REPEATS = 1024
 
 class RunConfig(Model):
     name: Annotated[str, AfterValidator(file_name)]
-    """Also the name of the run folder below `dir`."""
+    """Name of the run and of its folder below `dir`."""
     dir: Path = Path("runs")
-    """Relative to the working directory."""
+    """Directory that holds run folders, relative to the working directory."""
     seed: int = Field(0, ge=0, lt=2**63)
-    """Everything random in the run derives from it: member seeds, task batches, sampling seeds."""
+    """Seed of the run: member seeds, task batches and sampling seeds derive from it."""
     num_updates: int = Field(ge=1, lt=10**8)
-    """Checkpoints are named by eight digits."""
+    """Number of updates of the parameters."""
     group_readable: bool = False
-    """Whether the owner's group may read the run folder, but for its keys. Off: nobody but the owner may."""
+    """Whether the owner's group may read the run folder, except its keys. Off: only the owner may read it."""
     max_failures_in_a_row: int = Field(24, ge=1)
     """Number of evaluations that may fail in a row in live workers before the run stops with the error."""
 
@@ -38,64 +38,64 @@ class ModelConfig(Model):
     """Local Hugging Face folder: config, tokenizer, safetensors. Relative to the working directory. For an endpoint,
     the model's name there."""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """What the engine computes in; theta itself is always float32."""
+    """Data type in which the engine computes; theta itself is always float32."""
     include: tuple[str, ...] = ("*",)
     """Patterns (fnmatch) of canonical tensor names that are trained."""
     exclude: tuple[str, ...] = ()
-    """Patterns, likewise, of those that are not trained, whatever `include` says. Tensors for multi-token prediction,
-    `mtp.*`, never are: no engine computes with them."""
+    """Patterns (fnmatch) of tensor names that are not trained, even if `include` matches them. Tensors for multi-token
+    prediction, `mtp.*`, are never trained, because no engine computes with them."""
 
 
 class SamplingConfig(Model):
-    """How answers are drawn."""
+    """How the engine samples answers."""
 
     temperature: float = Field(0.0, ge=0, le=2)
-    """The logits are divided by it. 0: greedy."""
+    """Divisor of the logits. 0: greedy decoding."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """The likeliest tokens that together have this probability are drawn from. 1: no limit."""
+    """Sample from the most likely tokens whose probabilities add up to this value. 1: no limit."""
     top_k: int = Field(0, ge=0)
-    """So many of the likeliest tokens are drawn from. 0: no limit."""
+    """Number of most likely tokens to sample from. 0: no limit."""
     presence_penalty: float = Field(0.0, ge=-2, le=2)
-    """Subtracted from the logit of a token that the answer has already."""
+    """Value subtracted from the logits of tokens that the answer already contains."""
     max_tokens: int = Field(64, ge=1)
-    """New tokens per turn."""
+    """Maximum number of new tokens per turn."""
     stop: tuple[str, ...] = ()
-    """Texts at which an answer ends, without them."""
+    """Texts that end an answer; the answer does not include them."""
     choice_score: Literal["mean", "sum"] = "mean"
-    """By what choices longer than a token are ranked: the log-probability of their tokens, mean or sum. The mean does
-    not favour short ones; in the sum `go` beats `go north` whatever the model thinks of north."""
+    """How choices of several tokens are ranked: by the mean or the sum of their tokens' log-probabilities. The mean
+    does not favour short choices; with the sum, `go` always beats `go north`."""
 
 
 class TaskConfig(Model):
     env: str
-    """A built-in name (`hpc-es env list`), or package.module:Class."""
+    """Environment: a built-in name (see `hpc-es env list`), or package.module:Class."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the environment, for training and evaluation alike."""
     train: dict[str, Any] = Field(default_factory=dict)
-    """Laid over `options` for training."""
+    """Options for training only; they override `options`."""
     step_timeout: Seconds = 60.0
-    """Limit of one reset or step of an environment."""
+    """Time limit of one reset or step of an environment."""
     episode_timeout: Seconds = 3600.0
-    """Limit of one episode, looked at between turns: an outcome that is scored, no fault."""
+    """Time limit of one episode, checked between turns. An episode that exceeds it is scored as it stands."""
     chat: bool = True
-    """Put the prompt through the model's chat template; off: the messages' text, joined by line breaks."""
+    """Whether prompts use the model's chat template. Off: the texts of the messages, joined by line breaks."""
     chat_options: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the chat template, e.g. enable_thinking: false."""
+    """Variables for the chat template, e.g. enable_thinking: false."""
 
 
 class EvalConfig(Model):
     """Periodic evaluation of the unperturbed policy on a fixed set of tasks."""
 
     every: int = Field(10, ge=0)
-    """In updates; theta_0 and the final theta are always evaluated. 0: only these two."""
+    """Number of updates between two evaluations; theta_0 and the final theta always get one. 0: only these two."""
     num_tasks: int = Field(64, ge=0)
-    """Number of held-out tasks per evaluation. 0: no evaluation at all."""
+    """Number of held-out tasks per evaluation. 0: no evaluation."""
     batch: int | None = Field(None, ge=1)
-    """Tasks per evaluation; default: es.tasks_per_member."""
+    """Number of tasks in one batch of an evaluation. Default: es.tasks_per_member."""
     repeats: int = Field(1, ge=1, le=MAX_REPEATS)
-    """How often each task is played, each time with other sampling seeds; of no use with greedy decoding."""
+    """Number of times each task is played, each time with different sampling seeds. Useless with greedy decoding."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Laid over `task.options`."""
+    """Options for evaluation only; they override `task.options`."""
 
 
 def _base_url(value: str) -> str:
@@ -121,28 +121,29 @@ def _variable(value: str) -> str:
 
 class EngineConfig(Model):
     kind: Literal["vllm", "transformers", "lab", "endpoint"] = "vllm"
-    """lab: models of the ES laboratory, too small to be of use, so that schedules can be studied in seconds.
+    """Inference engine. lab: tiny models of the ES laboratory, with which schedules can be studied in seconds.
     endpoint: a server with OpenAI's chat API, as a frozen baseline; model.path is the model's name there."""
     url: Annotated[str, AfterValidator(_base_url)] | None = None
     """Base URL of an endpoint, e.g. http://localhost:8000/v1."""
     api_key_env: Annotated[str, AfterValidator(_variable)] = "OPENAI_API_KEY"
-    """The environment variable that holds the endpoint's key; where it is not set, no key is sent."""
+    """Environment variable that holds the endpoint's key. If it is not set, no key is sent."""
     request_timeout: Seconds = 600.0
-    """The longest that an endpoint may take for one answer before it is asked again."""
+    """Time limit for one answer of an endpoint; after it, the request is sent again."""
     max_concurrent: int = Field(64, ge=1)
-    """Episodes at once. 1 with temperature 0 and float32 makes generation independent of batch composition."""
+    """Maximum number of episodes played at the same time. 1 with temperature 0 and float32 makes generation
+    independent of batch composition."""
     max_model_len: int = Field(2048, ge=16)
-    """Tokens of prompt and answer together."""
+    """Maximum number of tokens of prompt and answer together."""
     kv_cache_mib: int | None = Field(None, ge=16)
-    """Device memory for the KV cache; default: what vLLM finds (GPU), 256 MiB (CPU)."""
+    """Device memory for the KV cache, in MiB. Default: what vLLM finds (GPU), 256 MiB (CPU)."""
     prefix_cache: bool = True
-    """Within one member; reset between members, and the reset is checked."""
+    """Whether vLLM caches prefixes within one member. The cache is reset between members, and the reset is checked."""
     block_size: int | None = Field(None, ge=1)
-    """Tokens per KV block; default: vLLM's own."""
+    """Tokens per KV block. Default: that of vLLM."""
     enforce_eager: bool = True
-    """vLLM without CUDA graphs and compilation: starts sooner, decodes slower."""
+    """Run vLLM without CUDA graphs and compilation: it starts sooner and decodes more slowly."""
     tensor_parallel: int = Field(1, ge=1)
-    """GPUs per worker, whose ranks share one copy of theta; divides the model's attention heads."""
+    """Number of GPUs per worker; its ranks share one copy of theta. Must divide the model's attention heads."""
     base: Literal["auto", "host", "device"] = "auto"
     """Where a worker on a GPU keeps theta, in float32: in pinned host memory, from which every member streams it to the
     device, or on the device. auto: on the device where there is room. On a CPU there is only the host."""
@@ -152,7 +153,7 @@ class EngineConfig(Model):
     threads: int | None = Field(None, ge=1)
     """CPU threads per worker; default: the cores of this machine divided by the workers on it."""
     probe_every: int = Field(10, ge=0)
-    """Commits between two comparisons of the engine's live parameters with the arena; 0: only at the start."""
+    """Number of commits between two comparisons of the engine's live weights with the arena. 0: only at the start."""
     extra: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's AsyncEngineArgs; of an endpoint, fields laid over the body of every request, null to
     leave one out: {max_tokens: null, max_completion_tokens: 4096}."""
@@ -181,15 +182,16 @@ class EngineConfig(Model):
 
 class HeadConfig(Model):
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """What updates theta: a GPU that the arena streams through, or all cores. auto: a GPU where the head has one."""
+    """Device that updates theta: a GPU, through which the arena is streamed, or all CPU cores. auto: a GPU if there is
+    one."""
 
 
 class TransportConfig(Model):
     backend: Literal["auto", "nccl", "gloo", "none"] = "auto"
     """Collective plane. auto: nccl where head and workers have CUDA, gloo elsewhere. none: control plane only."""
     join: Literal["checkpoint", "broadcast"] = "checkpoint"
-    """How a worker that joins a run under way comes to theta: from the newest checkpoint and the journal's commits, or
-    from the head's arena over the collective plane (where that does not work, from the checkpoint)."""
+    """How a worker that joins later gets theta: from the newest checkpoint and the commits since, or from the head's
+    arena over the collective plane (if that fails, from the checkpoint)."""
     host: str | None = None
     """Address or name of the head's machine, IPv4 or IPv6 (::1, fe80::2%ib0); default: loopback for local runs, else
     the address of `interface`, else that of the default route."""
@@ -198,17 +200,18 @@ class TransportConfig(Model):
     heartbeat: Seconds = 2.0
     """Interval of a worker's heartbeats; unacknowledged results are resent at this interval."""
     heartbeat_timeout: Seconds = 30.0
-    """A worker that is silent for so long has lost its lease."""
+    """A worker that stays silent longer than this loses its lease."""
     lease_timeout: Seconds = 3600.0
-    """The longest that one evaluation may take before it is given to another worker."""
+    """Maximum time of one evaluation; after it, another worker gets the evaluation."""
     collective_timeout: Seconds = 10.0
-    """Limit of each step of a process group: joining, connecting, one broadcast. Then the control plane takes over."""
+    """Time limit of each step of a process group: joining, connecting, one broadcast. After it, the control plane is
+    used."""
     gloo_max_workers: int = Field(256, ge=1)
     """Largest number of workers that get commits by a Gloo broadcast; with more of them, all get them over the control
     plane. The head has two connections per worker, of 1024 open files where nodes have the usual limit, and a new group
     of 256 took 0.4 s, one of 512 1.4 s (docs/network.md). NCCL has no such limit."""
     head_timeout: Seconds = 600.0
-    """How long a worker waits for a head to appear or to come back."""
+    """How long a worker waits for a head to appear or to return."""
 
     @model_validator(mode="after")
     def _several_heartbeats(self) -> "TransportConfig":
@@ -222,7 +225,7 @@ class TransportConfig(Model):
 
 class CheckpointConfig(Model):
     every: int = Field(10, ge=1)
-    """In updates; the final theta is always kept."""
+    """Number of updates between two checkpoints; the final theta is always kept."""
     keep: int = Field(2, ge=1)
     """How many checkpoints to keep, newest first. The base model is checkpoint 0 and never removed."""
 
@@ -231,9 +234,9 @@ class StoreConfig(Model):
     hdf5_every: Seconds = 1.0
     """run.h5 is brought up to date at most this often."""
     hdf5_locking: bool = False
-    """Off: NFS and Lustre often lack file locks, and there is only one writer."""
+    """Whether HDF5 locks run.h5. Off by default: NFS and Lustre often lack file locks, and there is only one writer."""
     trajectories: int = Field(2, ge=0)
-    """Episodes per version that are kept word by word, for members and for the evaluated policy alike."""
+    """Number of episodes per version whose text is kept, for members and for the evaluated policy alike."""
 
 
 class LaunchConfig(Model):
@@ -242,13 +245,13 @@ class LaunchConfig(Model):
     workers: int = Field(1, ge=1)
     """Worker processes; on a machine with GPUs, each gets engine.tensor_parallel of them in turn."""
     max_restarts: int = Field(5, ge=0)
-    """Per process, in the whole run."""
+    """Maximum number of restarts of each process in the whole run."""
     stop_timeout: Seconds = 30.0
-    """From a request to stop until what is left is killed."""
+    """Time between a request to stop and the moment when remaining processes are killed."""
 
 
 class JobConfig(Model):
-    """What one kind of job asks of Slurm. What is null is not asked for: the cluster's default holds."""
+    """Resources that one kind of job requests from Slurm. null: not requested, so the cluster's default applies."""
 
     partition: str | None = None
     """--partition"""
@@ -259,9 +262,9 @@ class JobConfig(Model):
     memory: str | None = None
     """--mem, as Slurm writes it: 64G."""
     time: Seconds = 3600.0
-    """--time; Slurm counts whole minutes, so it is rounded up."""
+    """--time, rounded up to whole minutes as Slurm needs them."""
     gres: str | None = None
-    """--gres, e.g. gpu:1. Clusters want either this or gpus_per_task."""
+    """--gres, e.g. gpu:1. Clusters need either this or gpus_per_task."""
     gpus_per_task: int | None = Field(None, ge=1)
     """--gpus-per-task"""
     flags: tuple[str, ...] = ()
@@ -281,17 +284,17 @@ class SlurmConfig(Model):
     """The jobs of a run on a Slurm cluster: one head, and an array of workers."""
 
     workers: int = Field(2, ge=1)
-    """Elements of the array."""
+    """Number of worker jobs, the elements of the job array."""
     max_parallel: int | None = Field(None, ge=1)
-    """So many of them run at once, at most; default: all."""
+    """Maximum number of worker jobs that run at the same time. Default: all."""
     account: str | None = None
-    """--account, of all jobs."""
+    """--account of all jobs."""
     signal_lead: Seconds = 120.0
-    """So long before its time limit a job gets USR2."""
+    """Time before the time limit at which a job gets the signal USR2."""
     setup: tuple[str, ...] = ()
-    """Lines of shell before the role starts, e.g. module load cuda."""
+    """Shell lines to run before the role starts, e.g. module load cuda."""
     container: str | None = None
-    """What to put before the command, e.g. apptainer exec --nv hpc_es.sif; hpc-es is then the one inside."""
+    """Prefix of the command, e.g. apptainer exec --nv hpc_es.sif; hpc-es is then the one inside the container."""
     head: JobConfig = JobConfig()
     worker: JobConfig = JobConfig()
 

@@ -26,7 +26,8 @@ from hpc_es.engine.probe import PROBE
 from hpc_es.errors import EngineError, HpcEsError
 from hpc_es.noise import threads as kernel_threads
 from hpc_es.params.arena import Arena
-from hpc_es.params.base import Base, Target, make_base
+from hpc_es.params.base import Base, Target
+from hpc_es.params.choose_base import make_base
 from hpc_es.params.room import Residence
 from hpc_es.quoting import quote_error
 from hpc_es.records import Commit, Member

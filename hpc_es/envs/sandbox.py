@@ -72,7 +72,7 @@ Ended = Literal["exit", "time", "cpu", "memory", "processes", "output"]
 
 
 @dataclass(frozen=True)
-class ProgramResult:
+class Execution:
     """The result of a program in a sandbox."""
 
     output: str
@@ -109,7 +109,7 @@ class Sandbox:
         self._first: _FirstProcess | None = None
         self._is_closed = False
 
-    def run(self, command: str | Sequence[str], stdin: str = "") -> ProgramResult:
+    def run(self, command: str | Sequence[str], stdin: str = "") -> Execution:
         """Run a bash command, or a program with its arguments. Not for concurrent calls.
 
         Errors: EnvError when the sandbox fails.
@@ -119,7 +119,7 @@ class Sandbox:
         if self._first is None:
             self._first = _FirstProcess(self._limits, self._files, self._packages)
         argv = ["bash", "-c", command] if isinstance(command, str) else list(command)
-        return ProgramResult(**self._first.ask({"argv": argv, "stdin": stdin}, self._limits.seconds + GRACE))
+        return Execution(**self._first.ask({"argv": argv, "stdin": stdin}, self._limits.seconds + GRACE))
 
     def close(self) -> None:
         """End all programs and the sandbox. May be called twice, and by another thread while a program runs."""

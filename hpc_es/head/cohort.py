@@ -4,9 +4,11 @@ Invariant: asks, and changes nothing. Whatever it answers follows from the confi
 restarts decides alike.
 """
 
+from msgspec import structs
+
 from hpc_es.head.ledger import Entry, Ledger
 from hpc_es.methods.base import Method
-from hpc_es.records import Assignment, Commit, Purpose, Result
+from hpc_es.records import Assignment, Commit, EvalId, Purpose, Result
 from hpc_es.staleness import Verdict
 
 
@@ -47,7 +49,7 @@ class Cohort:
         if not self.on_demand or self.room() == 0 or self.is_full():
             return None
         ledger = self.ledger
-        return self.method.assign(ledger.version, ledger.num_slots, self.update)
+        return self.method.assign(ledger.version, ledger.num_slots, self.update, ledger.pool)
 
     def room(self) -> int:
         """How many more members may be dispatched on demand."""
@@ -61,7 +63,7 @@ class Cohort:
     def is_full(self) -> bool:
         """Whether the results are there, and the schedule lets them be consumed now."""
         ledger = self.ledger
-        if self.update > self.schedule.num_updates or ledger.num_due < self.schedule.population:
+        if ledger.closed or self.update > self.schedule.num_updates or ledger.num_due < self.schedule.population:
             return False
         return self.schedule.may_commit(self.update, ledger.due(), ledger.live)
 
@@ -76,9 +78,20 @@ class Cohort:
             entry.assignment.version not in ledger.centres for entry in self._oldest()
         )
 
+    def ids(self) -> tuple[EvalId, ...]:
+        """The evaluations that the full cohort consumes: the N oldest results."""
+        return tuple([entry.assignment.eval_id for entry in self._oldest()])
+
+    def closed(self) -> list[tuple[Assignment, Result]]:
+        """What the trainer digests."""
+        return [_measured(entry) for entry in self.ledger.closed_cohort()]
+
     def commit(self) -> Commit:
-        """The update that the full cohort makes: the N oldest results."""
-        return self.method.commit(self.update, [_measured(entry) for entry in self._oldest()], self.ledger.centres)
+        """The update that the closed cohort makes, or else the full one; its body is the trainer's where one trains."""
+        entries = self.ledger.closed_cohort() or self._oldest()
+        commit = self.method.commit(self.update, [_measured(entry) for entry in entries], self.ledger.centres)
+        pool = self.method.pool_change(self.ledger.pool, self.ledger.proposed)
+        return commit if pool is None else structs.replace(commit, pool=pool)
 
     def stale(self) -> list[Entry]:
         """Results that have waited too long, or came too late. Only what is dispatched on demand can be."""

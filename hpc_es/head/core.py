@@ -10,6 +10,8 @@ or done. No clock, no I/O: the same core runs in the simulator.
 import math
 from collections import Counter
 
+from msgspec import structs
+
 from hpc_es.allowance import Allowance
 from hpc_es.bounds import tidied
 from hpc_es.config.schema import Config
@@ -27,23 +29,25 @@ from hpc_es.head.cohort import Cohort
 from hpc_es.head.crew import Crew, Worker
 from hpc_es.head.events import (
     CheckpointSaved,
-    Deserted,
     Event,
     GroupFailed,
     GroupUp,
+    NoWorkersLeft,
     Received,
     StopAsked,
     Tick,
+    Trained,
+    TrainingFailed,
     TransferEnded,
     TransferReady,
     Updated,
 )
-from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Update
+from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Train, Update
 from hpc_es.head.ledger import Entry, Ledger
 from hpc_es.head.plane import Plane
 from hpc_es.methods.base import Method
 from hpc_es.quoting import MAX_MESSAGE, quote
-from hpc_es.records import Commit, EvalId, Result
+from hpc_es.records import Commit, Context, EvalId, Result, Weights, context_id
 from hpc_es.store import records as journal
 from hpc_es.transport import limits, messages
 from hpc_es.transport.backends import NOTHING, Offer
@@ -52,6 +56,8 @@ from hpc_es.transport.messages import AnyMessage
 MAX_REBUILDS = 3
 """Digest mismatches that one worker may have; after one more it is removed from the run."""
 NULLS_TO_WARN = 5
+MAX_FAILED_TRAININGS = 3
+"""Times in a row that a trainer may end without having trained; then the run fails."""
 SUMMARY_S = 60.0
 """Seconds between two events that say how many others were left out."""
 STRANGERS = "workers that are not connected"
@@ -81,6 +87,7 @@ class Core:
         self._strangers = events_allowance()
         self._left_out = Counter[str]()
         """Number of events that were left out, by worker."""
+        self._failed_trainings = 0
         self._expelled: dict[str, str] = {}
         """Workers that were removed from the run, with the reason. A worker that restarts has another name."""
         self._summary_at = -math.inf
@@ -96,6 +103,9 @@ class Core:
         self.plane.start()
         for entry, why in self.ledger.contradictions():
             self._replace(entry, why)
+        self._accept_proposals(self.ledger.version)
+        if self.ledger.closed:
+            self._train()  # the head or the trainer before ended in between
         self._advance()
         return self._take()
 
@@ -110,7 +120,12 @@ class Core:
             case Updated(version=version, digest=digest, update_norm=norm, seconds=seconds):
                 self._append(journal.Digested(now, version, digest, norm, seconds))
                 self._check_digests(version)
+                self._accept_proposals(version)
                 self._open_transfer()
+            case Trained():
+                self._trained(event)
+            case TrainingFailed(version=version, reason=reason):
+                self._training_failed(version, reason)
             case CheckpointSaved(version=version):
                 self._saving = False
                 self._append(journal.Checkpointed(now, version))
@@ -127,7 +142,7 @@ class Core:
                 self._sum_up_left_out()
                 self._give_up_orphans()
                 self._open_transfer()
-            case Deserted(reason=reason):
+            case NoWorkersLeft(reason=reason):
                 if not self.crew.workers:  # one may have joined meanwhile
                     self.note("error", reason)
                     self._exit(reason, finished=False, failed=True)
@@ -319,6 +334,19 @@ class Core:
         self.crew.count_result(report.worker, result)
         if self.ledger.digests.get(result.eval_id.version, result.digest) != result.digest:
             self._quarantine(entry)
+        elif result.eval_id.purpose == "propose":
+            self._accept_proposals(result.eval_id.version)
+
+    def _accept_proposals(self, version: int) -> None:
+        """Record the contexts that evaluations at a version proposed, once its digest shows what wrote them."""
+        if version not in self.ledger.digests:
+            return
+        for entry in self.ledger.reported_at(version):
+            if entry.assignment.purpose == "propose" and (result := entry.result) is not None:
+                parent = entry.assignment.candidate.context
+                parents, name = (parent,) if parent else (), context_id(result.text)
+                context = Context(name, result.text, parents, "", result.eval_id, result.fitness)
+                self._append(journal.Proposed(self._now, context))
 
     def _fail_evaluation(self, entry: Entry, failed: Result, worker: str, started: float, finished: float) -> None:
         """Record a failed evaluation and plan its replacement; fail the run if too many have failed in a row."""
@@ -433,13 +461,18 @@ class Core:
         if self.stopping is None:
             self._discard_stale()
             if self.cohort.is_full() and not self.cohort.must_wait():
-                self._commit()
+                if self.method.trains:
+                    self._append(journal.Closed(self._now, self.cohort.update, self.cohort.ids()))
+                    self._train()
+                else:
+                    self._commit(self.cohort.commit())
                 self._discard_stale()
             if self.ledger.planned < self.ledger.version:
                 self._plan()
             while (worker := self.crew.first_idle()) is not None and (entry := self._next_entry()) is not None:
                 self._lease(entry, worker)
-                self._send(worker.name, messages.Work(entry.assignment))
+                context = self.ledger.contexts.get(entry.assignment.candidate.context)
+                self._send(worker.name, messages.Work(entry.assignment, context.text if context else ""))
         for worker in self.crew.dismissed_and_done():
             self._send(worker.name, messages.Leave(worker.dismissal or "", False, drained=True))
             self._lose(worker.name, worker.dismissal or "")
@@ -459,16 +492,35 @@ class Core:
             self.crew.count_useless(entry.worker, entry.result)
             self._append(journal.Discarded(self._now, entry.assignment.eval_id, self.cohort.update))
 
-    def _commit(self) -> None:
-        commit = self.cohort.commit()
+    def _train(self) -> None:
+        self._out.append(Train(self.cohort.update, tuple(self.cohort.closed())))
+
+    def _trained(self, event: Trained) -> None:
+        """Commit what the trainer made of the closed cohort; its checkpoint is durable."""
+        self._failed_trainings = 0
+        if event.version != self.cohort.update or not self.ledger.closed:
+            return
+        body = Weights(event.digest, event.update_norm, event.metrics)
+        self._commit(structs.replace(self.cohort.commit(), body=body))
+
+    def _training_failed(self, version: int, reason: str) -> None:
+        self._failed_trainings += 1
+        self.note("error", f"training of theta_{version} failed", reason)
+        if self._failed_trainings >= MAX_FAILED_TRAININGS:
+            times = self._failed_trainings
+            what = f"theta_{version} could not be trained {times} times in a row; the last: {reason}"
+            self._exit(what, finished=False, failed=True)
+        elif self.stopping is None:
+            self._train()
+
+    def _commit(self, commit: Commit) -> None:
         self._append(journal.Committed(self._now, commit))
         self._out.append(Update(commit))
         if commit.null:
             self.note("info", f"update {commit.version} is null", self.method.why_null(commit))
             if self.ledger.nulls_in_a_row % NULLS_TO_WARN == 0:
-                self.note(
-                    "warning", f"{self.ledger.nulls_in_a_row} null updates in a row", self.method.why_null(commit)
-                )
+                what = f"{self.ledger.nulls_in_a_row} null updates in a row"
+                self.note("warning", what, self.method.why_null(commit))
         if (remark := self.method.remark(commit)) is not None:
             self.note("info", *remark)
         self._out += self.plane.announce(commit)

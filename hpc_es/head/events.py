@@ -20,6 +20,24 @@ class Updated(Struct, frozen=True, gc=False):
     seconds: float
 
 
+class Trained(Struct, frozen=True, gc=False):
+    """The trainer made theta_version of the closed cohort; its checkpoint is on disk."""
+
+    version: int
+    digest: int
+    update_norm: float
+    """Euclidean norm of theta_version - theta_{version-1}."""
+    seconds: float
+    metrics: dict[str, float] = {}
+
+
+class TrainingFailed(Struct, frozen=True):
+    """The trainer ended without theta_version."""
+
+    version: int
+    reason: str
+
+
 class CheckpointSaved(Struct, frozen=True, gc=False):
     version: int
 
@@ -58,7 +76,7 @@ class StopAsked(Struct, frozen=True, gc=False):
     """A head of this run will start again elsewhere: the workers are not sent home."""
 
 
-class Deserted(Struct, frozen=True):
+class NoWorkersLeft(Struct, frozen=True):
     """No worker is left, and none will come."""
 
     reason: str
@@ -67,6 +85,8 @@ class Deserted(Struct, frozen=True):
 Event = (
     Received
     | Updated
+    | Trained
+    | TrainingFailed
     | CheckpointSaved
     | GroupUp
     | GroupFailed
@@ -74,5 +94,5 @@ Event = (
     | TransferEnded
     | Tick
     | StopAsked
-    | Deserted
+    | NoWorkersLeft
 )

@@ -6,7 +6,7 @@ nothing leaves the head before it is durable.
 
 from msgspec import Struct
 
-from hpc_es.records import Commit
+from hpc_es.records import Assignment, Commit, Result
 from hpc_es.store.records import AnyRecord
 from hpc_es.transport.backends import Backend
 from hpc_es.transport.messages import AnyMessage
@@ -29,6 +29,14 @@ class Update(Struct, frozen=True, gc=False):
     """Apply a commit to the arena; answered by Updated."""
 
     commit: Commit
+
+
+class Train(Struct, frozen=True, gc=False):
+    """Have the closed cohort trained into theta_version; answered by Trained or TrainingFailed."""
+
+    version: int
+    cohort: tuple[tuple[Assignment, Result], ...]
+    """In the order of the record that closed it."""
 
 
 class SaveCheckpoint(Struct, frozen=True, gc=False):
@@ -69,4 +77,4 @@ class Exit(Struct, frozen=True, gc=False):
     failed: bool
 
 
-Instruction = Append | Send | Update | SaveCheckpoint | OpenGroup | Broadcast | Transfer | Exit
+Instruction = Append | Send | Update | Train | SaveCheckpoint | OpenGroup | Broadcast | Transfer | Exit

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from hpc_es.errors import StoreError
-from hpc_es.records import Assignment, Commit, Context, EvalId, Purpose, Result
+from hpc_es.records import Assignment, Commit, Context, EvalId, PoolChange, Purpose, Result, Weights
 from hpc_es.results import why_unbelievable
 from hpc_es.store import records as journal
 
-EntryState = Literal["queued", "leased", "reported", "counted", "void", "discarded"]
+EntryState = Literal["queued", "leased", "reported", "closed", "counted", "void", "discarded"]
+"""closed: handed to the trainer with its cohort, and not committed yet."""
 
 
 @dataclass(slots=True)
@@ -63,13 +64,19 @@ class Ledger:
     """Mean reward on the evaluation tasks, by version, once all batches are in."""
     centres: dict[int, float] = field(default_factory=dict)
     """Fitness of the unperturbed centre on the members' batch, by version."""
+    closed: tuple[EvalId, ...] = ()
+    """The cohort that the trainer digests, in order; empty while there is none."""
+    contexts: dict[str, Context] = field(default_factory=dict)
+    """Every context that was ever proposed, by id."""
+    proposed: list[Context] = field(default_factory=list)
+    """Contexts proposed since the last commit."""
     finished: bool = False
     dismissed: set[str] = field(default_factory=set)
     """Workers that were dismissed and have not left yet."""
     live: Counter[int] = field(default_factory=Counter)
     """Members that are queued or leased, by dispatch version."""
     waiting: Counter[int] = field(default_factory=Counter)
-    """Members that are reported and not yet counted, by dispatch version."""
+    """Members that are reported or closed and not yet counted, by dispatch version."""
     num_due: int = 0
     """How many of these wait for the next update, or were planned for an earlier one."""
     groups: dict[tuple[int, int], set[EvalId]] = field(default_factory=dict)
@@ -81,8 +88,8 @@ class Ledger:
         default_factory=lambda: {purpose: [] for purpose in get_args(Purpose)}, compare=False
     )
     """Heaps of (place in line, evaluation); entries that are no longer queued are skipped when they come up."""
-    _centre_ids: dict[int, set[EvalId]] = field(default_factory=dict)
-    """Unfinished evaluations of the centre, by version, on evaluation tasks and on the members' batch."""
+    _other_ids: dict[int, set[EvalId]] = field(default_factory=dict)
+    """Unfinished evaluations that no update consumes, by version: of the centre, on evaluation tasks, proposals."""
 
     # --- questions -----------------------------------------------------------------------------------------
 
@@ -120,17 +127,51 @@ class Ledger:
     def reported_at(self, version: int) -> list[Entry]:
         """Results measured at `version` that have not been counted yet."""
         members = (ids for (_, measured_at), ids in self.groups.items() if measured_at == version)
-        waiting = set[EvalId]().union(*members, self._centre_ids.get(version, ()))
+        waiting = set[EvalId]().union(*members, self._other_ids.get(version, ()))
         entries = [self.entries[eval_id] for eval_id in sorted(waiting)]
         return [entry for entry in entries if entry.state == "reported"]
 
+    def closed_cohort(self) -> list[Entry]:
+        """The cohort that the trainer digests, in order."""
+        return [self.entries[eval_id] for eval_id in self.closed]
+
     def evals_open(self) -> bool:
-        return any(self._centre_ids.values())
+        return any(self._other_ids.values())
 
     def contradictions(self) -> list[tuple[Entry, str]]:
         """Waiting results that are impossible for their assignments, with the reason: heads of the first release
         recorded everything that a worker reported."""
         return [(entry, why) for entry in self.entries.values() if (why := why_void(entry))]
+
+    def validate(self) -> None:
+        """Compare everything that is kept beside the entries with the entries. Costs time; for tests, after each event.
+
+        Errors: StoreError that names what differs.
+        """
+        live, waiting, queued = Counter[int](), Counter[int](), Counter[Purpose]()
+        groups: dict[tuple[int, int], set[EvalId]] = {}
+        for eval_id, entry in self.entries.items():
+            purpose, version = entry.assignment.purpose, entry.assignment.version
+            queued[purpose] += entry.state == "queued"
+            if purpose != "train":
+                continue
+            live[version] += entry.state in ("queued", "leased")
+            waiting[version] += entry.state in ("reported", "closed")
+            if entry.state == "reported" and entry.result is not None:
+                groups.setdefault((entry.assignment.update, version), set()).add(eval_id)
+            if (entry.state in ("counted", "void", "discarded")) and entry.result is not None:
+                raise StoreError(f"evaluation {eval_id} is {entry.state}, but its result is still kept")
+        num_due = sum(len(ids) for (update, _), ids in groups.items() if update <= self.version + 1)
+        kept = {"live": +live, "waiting": +waiting, "queued": +queued, "groups": groups, "num_due": num_due}
+        for name, right in kept.items():
+            found = getattr(self, name if hasattr(self, name) else f"_{name}")
+            if found != right and +Counter(found if isinstance(found, Counter) else {}) != right:
+                raise StoreError(f"the ledger's {name} is {found}, but its entries say {right}")
+        for purpose, queue in self._queues.items():
+            in_line = {eval_id for _, eval_id in queue}
+            for eval_id, entry in self.entries.items():
+                if entry.state == "queued" and eval_id.purpose == purpose and eval_id not in in_line:
+                    raise StoreError(f"evaluation {eval_id} is queued, but in no queue")
 
     # --- the fold ------------------------------------------------------------------------------------------
 
@@ -164,6 +205,10 @@ class Ledger:
                 self._drop(self._entry(eval_id), "void")
             case journal.Discarded(eval_id=eval_id):
                 self._drop(self._entry(eval_id), "discarded")
+            case journal.Closed(update=update, evaluations=evaluations):
+                self._close(update, evaluations)
+            case journal.Proposed(context=context):
+                self._propose(context)
             case journal.Committed(commit=commit):
                 self._commit(commit)
             case journal.Digested(version=version, digest=digest):
@@ -194,7 +239,7 @@ class Ledger:
         self._count(entry, +1)
         self._enqueue(entry)
         if assignment.purpose != "train":
-            self._centre_ids.setdefault(assignment.version, set()).add(assignment.eval_id)
+            self._other_ids.setdefault(assignment.version, set()).add(assignment.eval_id)
         elif assignment.version == self.planned:
             self.num_slots = max(self.num_slots, assignment.eval_id.slot + 1)
 
@@ -216,7 +261,7 @@ class Ledger:
             return
         if entry.state in ("queued", "leased"):
             self._change(self.live, version, change)
-        elif entry.state == "reported":
+        elif entry.state in ("reported", "closed"):
             self._change(self.waiting, version, change)
 
     @staticmethod
@@ -241,6 +286,8 @@ class Ledger:
         entry.result = result
         self.failures_in_a_row = 0
         assignment = entry.assignment
+        if assignment.purpose == "propose":
+            return  # until its context is recorded
         if assignment.purpose == "train":
             self.groups.setdefault((assignment.update, assignment.version), set()).add(assignment.eval_id)
             self.num_due += assignment.update <= self.version + 1
@@ -251,7 +298,7 @@ class Ledger:
         """Close the complete evaluations of the centre at a version that were measured around the head's digest."""
         if version not in self.digests:
             return
-        ids = sorted(self._centre_ids.get(version, ()), key=_place_in_line)
+        ids = sorted(self._other_ids.get(version, ()), key=_place_in_line)
         for purpose in ("centre", "eval"):
             group = [self.entries[eval_id] for eval_id in ids if eval_id.purpose == purpose]
             results = [entry.result for entry in group if entry.result is not None]
@@ -266,15 +313,33 @@ class Ledger:
                 self.eval_fitness[version] = sum(rewards) / len(rewards) if rewards else math.nan
             for entry in group:
                 self._count_in(entry)
-                self._centre_ids[version].discard(entry.assignment.eval_id)
-        if not self._centre_ids.get(version, True):
-            del self._centre_ids[version]
+                self._other_ids[version].discard(entry.assignment.eval_id)
+        if not self._other_ids.get(version, True):
+            del self._other_ids[version]
+
+    def _change_pool(self, change: PoolChange | None) -> None:
+        self.proposed = []
+        if change is None:
+            return
+        for name in change.added:
+            if name not in self.contexts:
+                raise StoreError(f"a commit adds the context {name}, which nobody proposed")
+            self.pool[name] = self.contexts[name]
+        for name in change.removed:
+            self.pool.pop(name, None)
+
+    def _end_other(self, done: EvalId) -> None:
+        """Note that an evaluation which no update consumes has come to its end."""
+        open_ids = self._other_ids.get(done.version, set())
+        open_ids.discard(done)
+        if not open_ids:
+            self._other_ids.pop(done.version, None)
 
     def _drop(self, entry: Entry, state: EntryState) -> None:
         self._move(entry, state)
         entry.result = None
         self._forget(entry)
-        self._centre_ids.get(entry.assignment.version, set()).discard(entry.assignment.eval_id)
+        self._other_ids.get(entry.assignment.version, set()).discard(entry.assignment.eval_id)
 
     def _forget(self, entry: Entry) -> None:
         """Remove a member from the waiting ones."""
@@ -291,6 +356,27 @@ class Ledger:
         self._move(entry, "counted")
         entry.result = None
 
+    def _close(self, update: int, evaluations: tuple[EvalId, ...]) -> None:
+        if update != self.version + 1 or self.closed:
+            raise StoreError(f"a cohort is closed for update {update}, but the run is at version {self.version}")
+        for eval_id in evaluations:
+            entry = self._entry(eval_id)
+            if entry.state != "reported":
+                raise StoreError(f"update {update} closes evaluation {eval_id}, which is {entry.state}")
+            self._forget(entry)
+            self._move(entry, "closed")
+        self.closed = evaluations
+
+    def _propose(self, context: Context) -> None:
+        self.proposed.append(context)
+        self.contexts[context.id] = context
+        if context.proposed_by is not None:
+            entry = self._entry(context.proposed_by)
+            if entry.state != "reported":
+                raise StoreError(f"a context was proposed by evaluation {context.proposed_by}, which is {entry.state}")
+            self._count_in(entry)
+            self._end_other(context.proposed_by)
+
     def _commit(self, commit: Commit) -> None:
         if commit.version != self.version + 1:
             raise StoreError(f"commit {commit.version} follows commit {self.version}")
@@ -301,10 +387,17 @@ class Ledger:
         self.fitness = sum(each.fitness for each in commit.consumed) / len(commit.consumed)
         for each in commit.consumed:
             entry = self._entry(each.eval_id)
-            if entry.state != "reported":
+            if entry.state != ("closed" if self.closed else "reported"):
                 raise StoreError(f"commit {commit.version} counts evaluation {each.eval_id}, which is {entry.state}")
             self._count_in(entry)
             self._forget(entry)
+        if self.closed != (consumed := tuple(each.eval_id for each in commit.consumed)) and self.closed:
+            raise StoreError(f"commit {commit.version} counts {consumed}, but {self.closed} were closed for it")
+        self.closed = ()
+        if isinstance(commit.body, Weights):  # its checkpoint is on disk, or there would be no commit
+            self._set_digest(commit.version, commit.body.digest)
+            self.checkpoint = commit.version
+        self._change_pool(commit.pool)
         self.version = commit.version
         self.num_due += sum(len(ids) for (update, _), ids in self.groups.items() if update == commit.version + 1)
 

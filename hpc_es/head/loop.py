@@ -12,6 +12,7 @@ import queue
 import resource
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,14 +22,15 @@ from typing import Any
 from hpc_es import __version__, methods
 from hpc_es.config.load import config_digest, load, refuse_another
 from hpc_es.config.schema import Config
-from hpc_es.errors import ConfigError, StoreError, Superseded, TransportError, VerifyError
+from hpc_es.envs.manifest import recorded_tasks
+from hpc_es.errors import ConfigError, StoreError, Superseded, TransportError
 from hpc_es.head.core import Core
 from hpc_es.head.events import (
     CheckpointSaved,
-    Deserted,
     Event,
     GroupFailed,
     GroupUp,
+    NoWorkersLeft,
     Received,
     StopAsked,
     Tick,
@@ -44,19 +46,21 @@ from hpc_es.head.instructions import (
     OpenGroup,
     SaveCheckpoint,
     Send,
+    Train,
     Transfer,
     Update,
 )
 from hpc_es.head.ledger import Ledger
 from hpc_es.head.status import Anchor, status
-from hpc_es.head.tasks import count_tasks
+from hpc_es.head.training import Training
 from hpc_es.params import checkpoint, num_bytes, numa
 from hpc_es.params.arena import Arena
 from hpc_es.params.head_update import Apply, head_update, pin_arena
+from hpc_es.params.rebuild import bring_to
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.quoting import quote_error
-from hpc_es.records import Commit
+from hpc_es.records import Commit, Weights
 from hpc_es.store import records as journal
 from hpc_es.store.clock import Clock
 from hpc_es.store.hdf5 import Hdf5Writer
@@ -77,11 +81,11 @@ GC_THRESHOLD = 100_000
 """Objects between two collections: most of what a head makes it keeps, and looking through it finds no garbage."""
 
 
-def more_may_come() -> str | None:
+def workers_may_join() -> str | None:
     return None
 
 
-def run_head(run_dir: Path, *, local: bool, workers_are_gone: Callable[[], str | None] = more_may_come) -> int:
+def run_head(run_dir: Path, *, local: bool, workers_are_gone: Callable[[], str | None] = workers_may_join) -> int:
     """Be the head of a run until it ends. Exit code 0: all is done, 3: it was stopped, 1: it gave up, 4: its job is
     nearly over (SIGUSR2) and should be queued again.
 
@@ -113,7 +117,7 @@ class Head:
         config: Config,
         *,
         local: bool,
-        workers_are_gone: Callable[[], str | None] = more_may_come,
+        workers_are_gone: Callable[[], str | None] = workers_may_join,
     ) -> None:
         self.paths, self.config, self.local = paths, config, local
         self._workers_are_gone = workers_are_gone
@@ -127,7 +131,7 @@ class Head:
         self._unwritten: list[journal.AnyRecord] = []
         self._outcome: Exit | None = None
 
-        tasks = count_tasks(config)
+        tasks = recorded_tasks(paths.tasks, config)
         model, optimiser = config.model, config.es.optimiser.kind
         scope = (model.path, model.include, model.exclude)
         memory = numa.spread_memory(num_bytes(*scope, optimiser))
@@ -156,6 +160,7 @@ class Head:
                 host, transport.collective_timeout, self._collective_event, transport.interface
             )
         self.core = Core(config, ledger, methods.make(config, tasks), config_digest=config_digest(config), offer=offer)
+        self._training = Training(paths, self._post)
         self.anchor = Anchor(config.run.name, self.journal.generation, self.clock(), ledger.version)
         self._alone_since = self.clock()
         if restored is not None:
@@ -168,6 +173,7 @@ class Head:
         if error is not None and not isinstance(error, Superseded):  # then the workers are the newer head's
             for worker in self.core.crew.workers:
                 self.server.send(worker.encode(), Leave(f"the head failed: {quote_error(error)}", False))
+        self._training.close()
         self.server.close()
         if self.collective is not None:
             self.collective.close()
@@ -251,7 +257,7 @@ class Head:
 
     def _ask_for_workers(self) -> None:
         if (reason := self._workers_are_gone()) is not None:
-            self._post(Deserted(reason))
+            self._post(NoWorkersLeft(reason))
 
     def _perform(self, instructions: Sequence[Instruction]) -> None:
         records = [instruction.record for instruction in instructions if isinstance(instruction, Append)]
@@ -276,6 +282,8 @@ class Head:
                     self._in_arena(self._transfer, instruction)
                 case Update(commit=commit):
                     self._in_arena(self._update, commit)
+                case Train():
+                    self._training.begin(instruction)
                 case SaveCheckpoint(version=version):
                     self._in_arena(self._save_checkpoint, version)
                 case Exit():
@@ -284,8 +292,20 @@ class Head:
     # --- work beside the loop -----------------------------------------------------------------------------------
 
     def _update(self, commit: Commit) -> Event:
+        if isinstance(commit.body, Weights):
+            return self._load_trained(commit.version, commit.body)
         report = self._apply([commit])
         return Updated(commit.version, report.digest, report.update_norm, report.seconds)
+
+    def _load_trained(self, version: int, body: Weights) -> Event:
+        """Bring the arena to what the trainer wrote. Errors: StoreError when its checkpoint is not what it said."""
+        began = time.monotonic()
+        self.arena.reload(checkpoint.adopt(self.paths, version))
+        if (digest := self.arena.digest()) != body.digest:
+            raise StoreError(f"the checkpoint of theta_{version} has digest {digest:016x}, not {body.digest:016x}")
+        keep = max(self.config.checkpoint.keep, self.core.method.schedule().max_lag + 2)  # workers load these
+        checkpoint.prune(self.paths, keep)
+        return Updated(version, digest, body.update_norm, time.monotonic() - began)
 
     def _save_checkpoint(self, version: int) -> Event:
         checkpoint.write(self.paths, self.arena, self.core.ledger.digests[version])
@@ -351,15 +371,10 @@ def restore(arena: Arena, apply: Apply, paths: RunPaths, ledger: Ledger) -> Upda
     Errors: VerifyError when the rebuilt parameters are not the bits that the journal has.
     """
     version = ledger.version
+    if version and isinstance(ledger.commits[version].body, Weights):
+        checkpoint.adopt(paths, version)  # a head that ended just after the commit had no time for it
     checkpoint.set_aside(paths, ledger.digests)
-    began_from = checkpoint.restore(paths, arena, version, ledger.digests)
-    report = apply([ledger.commits[v] for v in range(began_from + 1, version + 1)])
-    recorded = ledger.digests.get(version)
-    if recorded is None:
-        return Updated(version, report.digest, report.update_norm, report.seconds)
-    if report.digest != recorded:
-        raise VerifyError(
-            f"theta_{version}, rebuilt from version {began_from} and the journal, has digest {report.digest:016x}, the "
-            f"journal says {recorded:016x}: `hpc-es verify {paths.root}` shows where the bits part"
-        )
-    return None
+    report = bring_to(version, arena, paths, ledger.commits, ledger.digests, apply)
+    if version in ledger.digests:
+        return None
+    return Updated(version, report.digest, report.update_norm, report.seconds)

@@ -20,7 +20,6 @@ from hpc_es.config.schema import EngineConfig
 from hpc_es.engine.supported import check_supported
 from hpc_es.envs.manifest import settle_tasks
 from hpc_es.errors import ConfigError, LaunchError, ModelError
-from hpc_es.head.tasks import count_tasks
 from hpc_es.params import check_memory
 from hpc_es.params.heads import check_ranks, num_heads
 from hpc_es.params.weights import read_config
@@ -59,7 +58,6 @@ def check(config: Config) -> None:
     model, optimiser = config.model, config.es.optimiser.kind
     num_arenas = config.launch.workers + 1  # the head has one too
     check_memory(model.path, num_arenas, include=model.include, exclude=model.exclude, optimiser=optimiser)
-    count_tasks(config)
     paths = run_paths(config)
     settle_tasks(paths.tasks, config, has_begun=began_config(paths) is not None)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from submitit import SlurmExecutor
@@ -27,6 +27,9 @@ from hpc_es.files import read_json
 from hpc_es.launch import prepare
 from hpc_es.launch.slurm_commands import UNKNOWN, JobStatus, Slurm
 from hpc_es.paths import RunPaths
+
+if TYPE_CHECKING:
+    from hpc_es.store import Run
 
 Role = Literal["head", "worker"]
 
@@ -50,12 +53,14 @@ class Recorded(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Job:
-    """A handle: Slurm is asked anew each time. Errors: LaunchError where Slurm's commands fail."""
+    """A handle of one job or array; Slurm is asked every time. Errors: LaunchError where Slurm's commands fail."""
 
     job_id: str
     """ID of the job, or of the whole array."""
     role: Role
     slurm: Slurm
+    logs: Path | None = None
+    """Folder of the run's logs; None: the job's output is not known."""
 
     def status(self) -> list[JobStatus]:
         """The job, or every element of the array that Slurm still knows."""
@@ -78,6 +83,33 @@ class Job:
                 raise LaunchError(f"{self.role} {self.job_id} is {summarise(statuses)} after {timeout_s:g} s")
             time.sleep(pause)
             pause = min(pause * 1.5, longest)
+
+    def done(self) -> bool:
+        """Whether it has ended for good."""
+        return all(status.is_final for status in self.status())
+
+    def result(self, timeout_s: float | None = None) -> str:
+        """Wait as `wait` does; its state, COMPLETED. Errors: LaunchError when it ended otherwise, or the time is up."""
+        state = self.wait(timeout_s)
+        if state != "COMPLETED":
+            raise LaunchError(f"{self.role} {self.job_id} is {state}; see its log: {self.stdout()[-2000:] or 'empty'}")
+        return state
+
+    def exception(self, timeout_s: float | None = None) -> LaunchError | None:
+        """Wait as `wait` does; why it failed, or None. Errors: LaunchError when the time is up."""
+        state = self.wait(timeout_s)
+        return None if state == "COMPLETED" else LaunchError(f"{self.role} {self.job_id} is {state}")
+
+    def stdout(self) -> str:
+        """What Slurm has of the job's output so far; of an array, of all elements. Both streams are in one file."""
+        if self.logs is None:
+            return ""
+        files = sorted([*self.logs.glob(f"slurm-{self.job_id}.out"), *self.logs.glob(f"slurm-{self.job_id}_*.out")])
+        return "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+
+    def stderr(self) -> str:
+        """The same as `stdout`: Slurm writes both streams into one file."""
+        return self.stdout()
 
     def cancel(self) -> None:
         self.slurm.cancel([self.job_id])
@@ -106,6 +138,29 @@ class Submission:
         state = self.head.wait(timeout_s)
         self.see_workers_off()
         return state
+
+    @property
+    def job_id(self) -> str:
+        """The head's job id, which stands for the run."""
+        return self.head.job_id
+
+    def done(self) -> bool:
+        """Whether the head has ended for good."""
+        return self.head.done()
+
+    def result(self, timeout_s: float | None = None) -> "Run":
+        """Wait for the end; the tables of the run. Errors: LaunchError when it did not finish, or the time is up."""
+        from hpc_es.store import read
+
+        state = self.wait(timeout_s)
+        if state != "COMPLETED":
+            raise LaunchError(f"{self.paths.root}: the head is {state}; see `hpc-es logs {self.paths.root}`")
+        return read(self.paths.root)
+
+    def exception(self, timeout_s: float | None = None) -> LaunchError | None:
+        """Wait for the end; why the run did not finish, or None. Errors: LaunchError when the time is up."""
+        state = self.wait(timeout_s)
+        return None if state == "COMPLETED" else LaunchError(f"{self.paths.root}: the head is {state}")
 
     def see_workers_off(self) -> None:
         """Once the head has ended for good: wait for the workers, and cancel those that do not go by themselves."""
@@ -156,7 +211,8 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
             slurm.cancel([head_id])
             raise
         record(paths, worker_id, "worker")
-    return Submission(paths, Job(head_id, "head", slurm), Job(worker_id, "worker", slurm), tuple(changed))
+    head, workers = Job(head_id, "head", slurm, paths.logs), Job(worker_id, "worker", slurm, paths.logs)
+    return Submission(paths, head, workers, tuple(changed))
 
 
 def scripts(config: Config, paths: RunPaths) -> dict[Role, str]:

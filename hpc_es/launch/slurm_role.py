@@ -10,6 +10,8 @@ import signal
 import sys
 import time
 
+from hpc_es.config.load import load
+from hpc_es.envs.manifest import complete_tasks
 from hpc_es.errors import HpcEsError, LaunchError, Superseded
 from hpc_es.launch import prepare
 from hpc_es.launch.slurm import Role, record, recorded_jobs
@@ -59,6 +61,7 @@ def be_head(paths: RunPaths, place: Place) -> int:
 
     try:
         began = time.time()
+        complete_tasks(paths.tasks, load(paths.config).config)
         code = run_head(paths.root, local=False, workers_are_gone=lambda: workers_are_gone(paths, began))
     except Superseded:
         raise  # the workers are those of the newer head

@@ -7,23 +7,30 @@ To add a method, subclass `hpc_es.methods.base.Method` and name it in `_BUILT_IN
 import difflib
 import importlib
 import inspect
+from typing import TYPE_CHECKING
 
-from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError
-from hpc_es.methods.base import Method, Tasks
 from hpc_es.quoting import quote_error
 
+if TYPE_CHECKING:
+    from hpc_es.config.schema import Config
+    from hpc_es.methods.base import Method, Tasks
+
 _BUILT_IN = {"es": "hpc_es.methods.es.method:EvolutionStrategies"}
-"""Modules are imported when a method is made, not before."""
+"""Modules are imported when a method is made, not before: an arena needs an optimiser's names, and no configuration."""
 
 
-def make(config: Config, tasks: Tasks = Tasks(0, 0)) -> Method:  # noqa: B008 - immutable
+def make(config: "Config", tasks: "Tasks | None" = None) -> "Method":
     """The method of a run. `tasks` may be left out where nothing is assigned. Errors: ConfigError."""
-    return find(config.method)(config, tasks)
+    from hpc_es.methods.base import Tasks
+
+    return find(config.method)(config, tasks or Tasks(0, 0))
 
 
-def find(name: str) -> type[Method]:
+def find(name: str) -> "type[Method]":
     """The class of a method; its module is imported. Errors: ConfigError when there is none."""
+    from hpc_es.methods.base import Method
+
     listed = ", ".join(sorted(_BUILT_IN))
     if name not in _BUILT_IN and ":" not in name:
         close = difflib.get_close_matches(name, _BUILT_IN, n=1)

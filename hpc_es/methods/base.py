@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from hpc_es import seeds
 from hpc_es.config.schema import Config
@@ -17,8 +19,16 @@ from hpc_es.methods.evaluation import eval_is_due, plan_evaluation
 from hpc_es.records import Assignment, Candidate, Commit, Consumed, Context, EvalId, PoolChange, Result
 from hpc_es.staleness import Schedule, schedule_of
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
 Cohort = Sequence[tuple[Assignment, Result]]
 """The evaluations that an update consumes, sorted by (dispatch version, slot)."""
+
+
+NO_CONTEXTS: Mapping[str, Context] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -56,8 +66,8 @@ class Method(ABC):
         return "es.population"
 
     @abstractmethod
-    def assign(self, version: int, slot: int, update: int) -> Assignment:
-        """The evaluation in one slot at a version, meant for one update."""
+    def assign(self, version: int, slot: int, update: int, pool: Mapping[str, Context] = NO_CONTEXTS) -> Assignment:
+        """The evaluation in one slot at a version, meant for one update; `pool`: the contexts in use, by id."""
 
     def proposals(self, version: int, pool: Mapping[str, Context]) -> Sequence[Assignment]:
         """Evaluations with purpose "propose" to dispatch at a version; `pool`: the contexts in use, by id."""
@@ -69,7 +79,7 @@ class Method(ABC):
 
     def plan(self, schedule: Schedule, version: int, pool: Mapping[str, Context]) -> tuple[Assignment, ...]:
         """Everything to dispatch at a version, whoever is free: candidates in slot order, the centre, evaluations."""
-        planned = [self.assign(version, dispatch.slot, dispatch.update) for dispatch in schedule.plan(version)]
+        planned = [self.assign(version, dispatch.slot, dispatch.update, pool) for dispatch in schedule.plan(version)]
         has_candidates = bool(planned) or (schedule.on_demand and version < schedule.num_updates)
         if self.needs_centre and has_candidates:
             planned.append(self.centre(version))
@@ -92,6 +102,14 @@ class Method(ABC):
 
         `centres`: version -> fitness of the unperturbed policy on its batch. Errors: VerifyError.
         """
+
+    def train(self, theta: Mapping[str, "Array"], update: int, cohort: Cohort) -> dict[str, float]:
+        """Turn theta_{update-1} into theta_update, in place; returns metrics. For a method that trains.
+
+        `theta`: float32 arrays by canonical name. Called in the trainer's process, and again for the same cohort if
+        that process or the head ended before the update was committed.
+        """
+        raise NotImplementedError(f"method={self.config.method} has trains=True, but no train()")
 
     def pool_change(self, pool: Mapping[str, Context], proposed: Sequence[Context]) -> PoolChange | None:
         """How the next commit changes the pool, given the contexts proposed since the last one; None: not at all."""

@@ -4,7 +4,7 @@ Invariant: with every base, the same member gives the same bits, and the digest 
 digest.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,6 @@ from hpc_es.noise import Array, Perturbation, State, kernels, tensor_id, threads
 from hpc_es.params.arena import CHUNK, Arena, perturbation_of
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
-from hpc_es.params.room import Residence
 from hpc_es.records import Commit, Member
 
 Target = tuple[Region, torch.Tensor]
@@ -37,29 +36,6 @@ class Base(Protocol):
 
     def reload(self) -> None:
         """Note that the arena was reloaded."""
-
-
-def make_base(
-    arena: Arena,
-    targets: Sequence[Target],
-    rank: int,
-    num_ranks: int,
-    residence: Residence,
-    unheld: Collection[str] = (),
-) -> Base:
-    """Make the base of one rank, for a device if live memory is on one, else for the host.
-
-    `unheld`: names of untrained tensors that no rank's live memory holds.
-    """
-    base: Base
-    if all(live.device.type == "cpu" for _, live in targets):
-        base = HostBase(arena, targets, rank, num_ranks)
-    else:
-        from hpc_es.params.device import device_base
-
-        base = device_base(arena, targets, rank, num_ranks, residence)
-    base.unheld = arena.digest_of(unheld) if rank == 0 else 0
-    return base
 
 
 class HostBase:

@@ -14,7 +14,7 @@ from hpc_es.records import Commit
 
 NEWEST_WEIGHT = 0.25
 """Weight of the newest measurement, so that one slow read or a busy neighbour is soon forgotten."""
-UNUSED_LOAD_DECAY = 0.98
+UNTRIED_LOAD_DECAY = 0.98
 """Factor on the estimated load time whenever a load was possible but not chosen. A load that is never chosen is never
 measured, so without this one slow read would rule out loading for ever."""
 DEFAULT_LOAD_WORK = 2.0
@@ -113,7 +113,7 @@ class Measured:
 
     def load_not_chosen(self) -> None:
         """Record that a load was possible and another way was chosen."""
-        self._load *= UNUSED_LOAD_DECAY
+        self._load *= UNTRIED_LOAD_DECAY
 
     def applied(self, work: float, seconds: float) -> None:
         """Record a pass over theta with this much work."""

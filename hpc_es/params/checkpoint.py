@@ -48,13 +48,32 @@ class Manifest(Struct, frozen=True):
 
 
 def write(run: RunPaths, arena: "Arena", digest: int | None = None) -> Path:
-    """Write theta_version and return its folder. Passing a known `digest` saves a pass over theta.
+    """Write theta_version as a checkpoint of the run and return its folder; see `write_folder`."""
+    return write_folder(run.checkpoint(arena.version), arena, digest)
+
+
+def adopt(run: RunPaths, version: int) -> Path:
+    """Move a trainer's folder to the checkpoint of a committed version, and return it. Errors: StoreError."""
+    trained, folder = run.trained(version), run.checkpoint(version)
+    if trained.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.parent.mkdir(exist_ok=True)
+            trained.rename(folder)
+            _sync(folder.parent)
+        except OSError as error:
+            raise StoreError(f"{trained} cannot be moved to {folder}: {error.strerror}") from error
+    return folder
+
+
+def write_folder(folder: Path, arena: "Arena", digest: int | None = None) -> Path:
+    """Write theta_version to `folder` and return it. Passing a known `digest` saves a pass over theta.
 
     theta must not change during the call. An existing checkpoint of the same version is replaced unless it has the same
     digest and its file is complete.
     Errors: StoreError, for instance when the disk is full; nothing is left behind.
     """
-    folder, digest = run.checkpoint(arena.version), arena.digest() if digest is None else digest
+    digest = arena.digest() if digest is None else digest
     manifest = Manifest(arena.version, digest, arena.base_digest, arena.num_parameters)
     contents = arena.contents()
     if folder.exists():

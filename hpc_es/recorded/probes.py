@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from hpc_es import methods, seeds
+from hpc_es.envs.manifest import count_tasks
 from hpc_es.errors import ConfigError
-from hpc_es.head.tasks import count_tasks
 from hpc_es.methods.base import Tasks
 from hpc_es.recorded.solo import Recorded, Solo
 from hpc_es.records import Assignment

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hpc_es import envs
+from hpc_es import envs, methods
 from hpc_es.config import Config, load, refuse_another
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
@@ -97,7 +97,8 @@ class Solo:
         config = recorded.config
         self._recorded, self.engine = recorded, engine
         self._player = Player(config, engine, lambda kind: envs.make_for(config, kind), keep)
-        self._catch_up = CatchUp(engine, recorded.paths, known=recorded.commits, obtain=self._commits)
+        trains = methods.find(config.method).trains
+        self._catch_up = CatchUp(engine, recorded.paths, known=recorded.commits, obtain=self._commits, trains=trains)
         self._seconds_update = self._seconds_perturb = 0.0
 
     @classmethod

@@ -21,8 +21,9 @@ from hpc_es.errors import ConfigError, StoreError, VerifyError
 from hpc_es.head.ledger import Ledger
 from hpc_es.methods.base import Cohort, Method
 from hpc_es.params import Arena, checkpoint
+from hpc_es.params.rebuild import bring_to
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Commit, EvalId, Result
+from hpc_es.records import Assignment, Commit, EvalId, Result, Weights
 from hpc_es.results import why_unbelievable
 from hpc_es.staleness import Composed
 from hpc_es.store import records as journal
@@ -51,6 +52,8 @@ class VersionLine:
     fitness: float | None
     """Mean of the cohort whose update made this version; None for theta_0."""
     null: bool = False
+    proven: bool = True
+    """Whether theta was rebuilt here; False where a trainer made it."""
 
     @property
     def ok(self) -> bool:
@@ -128,13 +131,8 @@ def replay(run: Path, version: int | None = None, *, model: Path | None = None) 
     arena = load_base(history, model)
     if arena.base_digest != history.base_digest:
         raise VerifyError(_wrong_base(arena.base_digest, history.base_digest))
-    begin = checkpoint.restore(RunPaths(run), arena, version, history.digests)
-    digest = arena.apply(history.commits[begin:version]).digest
-    recorded = history.digests.get(version, digest)
-    if digest != recorded:
-        raise VerifyError(
-            f"theta_{version} has digest {digest:016x}, the run recorded {recorded:016x}; run hpc-es verify"
-        )
+    commits = {commit.version: commit for commit in history.commits}
+    bring_to(version, arena, RunPaths(run), commits, history.digests)
     return arena
 
 
@@ -223,6 +221,8 @@ def _sort_in(history: History, record: journal.AnyRecord) -> None:
             history.discarded.add(eval_id)
         case journal.Committed(commit=commit):
             history.commits.append(commit)
+            if isinstance(commit.body, Weights):
+                history.digests.setdefault(commit.version, commit.body.digest)
         case journal.Digested(version=version, digest=digest):
             if history.digests.setdefault(version, digest) != digest:
                 history.problems.append(f"two digests were recorded for theta_{version}")
@@ -297,6 +297,8 @@ def cohort_of(history: History, commit: Commit) -> Cohort:
 
 
 def _rebuild(history: History, arena: Arena, say: Say) -> list[VersionLine]:
+    if any(isinstance(commit.body, Weights) for commit in history.commits):
+        return _claimed(history, arena)
     versions = [VersionLine(0, arena.digest(), history.digests.get(0, history.base_digest), 0.0, 0, None)]
     for begin in range(0, len(history.commits), COMMITS_PER_PASS):
         commits = history.commits[begin : begin + COMMITS_PER_PASS]
@@ -308,6 +310,18 @@ def _rebuild(history: History, arena: Arena, say: Say) -> list[VersionLine]:
             versions.append(VersionLine(commit.version, digest, recorded, norm, count, fitness, commit.null))
         say(f"rebuilt theta_{arena.version} of {len(history.commits)}")
     return versions
+
+
+def _claimed(history: History, arena: Arena) -> list[VersionLine]:
+    """The versions of a run whose commits are a trainer's weights: they cannot be computed again. What can be proven of
+    them is proven elsewhere: the digests of the checkpoints that were kept, and the schedule."""
+    lines = [VersionLine(0, arena.digest(), history.digests.get(0, history.base_digest), 0.0, 0, None)]
+    for commit in history.commits:
+        digest, count = history.digests[commit.version], len(commit.consumed)
+        norm = commit.body.update_norm if isinstance(commit.body, Weights) else 0.0
+        fitness = sum(each.fitness for each in commit.consumed) / count
+        lines.append(VersionLine(commit.version, digest, digest, norm, count, fitness, commit.null, proven=False))
+    return lines
 
 
 def _check_results(history: History, digests: dict[int, int]) -> list[str]:

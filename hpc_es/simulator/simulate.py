@@ -27,8 +27,8 @@ from hpc_es.allowance import Allowance
 from hpc_es.config.schema import Config
 from hpc_es.errors import ConfigError, RunFailed
 from hpc_es.head.core import Core
-from hpc_es.head.events import CheckpointSaved, Event, Received, Tick, Updated
-from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Update
+from hpc_es.head.events import CheckpointSaved, Event, Received, Tick, Trained, Updated
+from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Train, Update
 from hpc_es.head.ledger import Ledger
 from hpc_es.methods.base import Tasks
 from hpc_es.records import Assignment, Episode, EvalId, Purpose, Result
@@ -205,6 +205,9 @@ class Simulation:
                     seconds = self.durations.head_update(commit.version)
                     updated = Updated(commit.version, _digest(commit.version), 1.0, seconds)
                     self._in_arena(seconds, self._handle, updated)
+                case Train(version=version):
+                    seconds = self.durations.head_update(version)  # nothing is known of the trainer's time
+                    self._at(self.now + seconds, self._handle, Trained(version, _digest(version), 1.0, seconds))
                 case SaveCheckpoint(version=version):
                     self._in_arena(self.durations.checkpoint(version), self._checkpoint_saved, version)
                 case Exit():

@@ -200,6 +200,10 @@ def _attrs(file: "h5py.File", path: Path) -> Attrs:
 
 
 def _columns(file: "h5py.File", table: str) -> Columns:
+    import numpy as np
+
+    if table not in file and all(column.is_new for column in TABLES[table]):
+        return {column.name: np.empty(0, memory_dtype(column)) for column in TABLES[table]}
     return {column.name: _column(file[table], column) for column in TABLES[table]}
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec.structs import astuple, replace
 
 from hpc_es.errors import ConfigError, StoreError
-from hpc_es.records import Assignment, Commit, EvalId, Result
+from hpc_es.records import Assignment, Commit, Context, EvalId, Result, Seeds
 from hpc_es.staleness import lag
 from hpc_es.store import records as journal
 from hpc_es.store.journal import Warn
@@ -74,6 +74,7 @@ class Projection:
         self._evaluations: dict[tuple[str, EvalId], _Evaluation] = {}
         self._evals: dict[tuple[str, int], _Eval] = {}
         self._updates: dict[int, Row] = {}
+        self._contexts: dict[str, Row] = {}
         self._leased: set[EvalId] = set()
         self._discarded = 0
         self._time = -math.inf
@@ -117,6 +118,11 @@ class Projection:
                 self._void(record.time, eval_id, reason)
             case journal.Discarded(eval_id=eval_id, update=update):
                 self._discard(eval_id, update)
+            case journal.Closed(update=update, evaluations=evaluations):
+                what = f"{len(evaluations)} evaluations closed for update {update}"
+                self._rows.event(record.time, "info", what, "the trainer makes it of these and no others")
+            case journal.Proposed(context=context):
+                self._propose(record.time, context)
             case journal.Committed(commit=commit):
                 self._commit(record.time, commit)
             case journal.Digested():
@@ -283,8 +289,9 @@ class Projection:
 
     def _commit(self, time: float, commit: Commit) -> None:
         consumed = commit.version - 1
-        body = commit.seeds
-        for each, term in zip(commit.consumed, body.terms, strict=True):
+        seeds = commit.body if isinstance(commit.body, Seeds) else None
+        terms = seeds.terms if seeds is not None else (None,) * len(commit.consumed)
+        for each, term in zip(commit.consumed, terms, strict=True):
             evaluation = self._evaluation(RUN, each.eval_id)
             self._count_accepted(evaluation, time, +1)
             self._set_status(
@@ -292,15 +299,12 @@ class Projection:
                 "accepted",
                 consumed_version=consumed,
                 lag=lag(each.eval_id.version, commit.version),
-                utility=term.utility,
-                coefficient=term.coefficient,
+                **({} if term is None else {"utility": term.utility, "coefficient": term.coefficient}),
             )
         fitness, lags = [each.fitness for each in commit.consumed], commit.lags
         self._updates[commit.version] = self._rows.new(
             "updates",
             version=commit.version,
-            alpha=body.alpha,
-            sigma=_mean([term.sigma for term in body.terms]),
             num_members=len(commit.consumed),
             fitness_mean=_mean(fitness),
             fitness_std=_std(fitness, ddof=0),
@@ -310,11 +314,38 @@ class Projection:
             lag_mean=_mean([float(value) for value in lags]),
             lag_max=max(lags, default=0),
             discarded=self._discarded,
-            num_subspaces=body.num_subspaces,
-            partition_seed=body.partition_seed,
             time_committed=time,
+            **({} if seeds is None else _of_seeds(seeds)),
         )
         self._discarded = 0
+        if (change := commit.pool) is not None:
+            for name in change.added:
+                self._rows.set(self._contexts[name], added=commit.version)
+            for name in change.removed:
+                self._rows.set(self._contexts[name], removed=commit.version)
+
+    def _propose(self, time: float, context: Context) -> None:
+        proposed_by = context.proposed_by
+        where = {}
+        if proposed_by is not None:
+            evaluation = self._evaluation(RUN, proposed_by)
+            where = {
+                "dispatch_version": proposed_by.version,
+                "slot": proposed_by.table_slot,
+                "replacement": proposed_by.replacement,
+            }
+            if evaluation.status != "accepted":
+                raise StoreError(f"a context was proposed by evaluation {proposed_by}, which is {evaluation.status}")
+        self._contexts[context.id] = self._rows.new(
+            "contexts",
+            context=context.id,
+            text=context.text,
+            parents=json.dumps(context.parents),
+            operator=context.operator,
+            score=context.score,
+            time=time,
+            **where,
+        )
 
     def _digest(self, record: journal.Digested) -> None:
         row = self._updates.get(record.version)
@@ -385,13 +416,25 @@ def _measured_by(protocol: EvalProtocol | None, *, other: bool) -> dict[str, Any
     return {"protocol": protocol.label, "protocol_digest": protocol.digest, "other_protocol": other}
 
 
-def _planned(assignment: Assignment) -> dict[str, Any]:
-    """What only members have."""
-    member = assignment.member
-    if member is None:
-        return {}
+def _of_seeds(body: Seeds) -> dict[str, Any]:
+    """What only updates by seeds have."""
     return {
-        "planned_update": assignment.update,
+        "alpha": body.alpha,
+        "sigma": _mean([term.sigma for term in body.terms]),
+        "num_subspaces": body.num_subspaces,
+        "partition_seed": body.partition_seed,
+    }
+
+
+def _planned(assignment: Assignment) -> dict[str, Any]:
+    """What only candidates for an update have, and what only members have."""
+    member = assignment.member
+    known: dict[str, Any] = {"context": assignment.candidate.context}
+    if assignment.update:
+        known["planned_update"] = assignment.update
+    if member is None:
+        return known
+    return known | {
         "seed": member.seed,
         "sign": member.sign,
         "sigma": member.sigma,

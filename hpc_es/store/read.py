@@ -104,6 +104,11 @@ class Run:
         """One row per event, in order of time."""
         return self._table("events")
 
+    @cached_property
+    def contexts(self) -> "pd.DataFrame":
+        """One row per context that an evaluation proposed, in order of time."""
+        return self._table("contexts")
+
     # --- where the tables come from --------------------------------------------------------------------------
 
     def _open(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The state of the head is a fold over these records and nothing else; so are run.
 
 from msgspec import Struct
 
-from hpc_es.records import Assignment, Commit, EvalId, Result
+from hpc_es.records import Assignment, Commit, Context, EvalId, Result
 
 SCHEMA_VERSION = 2
 """Version of the records below; store/first_schema.py reads those of version 1."""
@@ -106,6 +106,22 @@ class Discarded(Record, frozen=True):
     update: int
 
 
+class Closed(Record, frozen=True):
+    """A full cohort is handed to the trainer: these evaluations, in this order, make update `update` and no other.
+
+    A head or trainer that ends before the update is committed trains the same cohort again.
+    """
+
+    update: int
+    evaluations: tuple[EvalId, ...]
+
+
+class Proposed(Record, frozen=True):
+    """A context that an evaluation with purpose "propose" wrote; from here on the pool may take it."""
+
+    context: Context
+
+
 class Committed(Record, frozen=True):
     commit: Commit
 
@@ -149,6 +165,8 @@ AnyRecord = (
     | Reported
     | Voided
     | Discarded
+    | Closed
+    | Proposed
     | Committed
     | Digested
     | Checkpointed

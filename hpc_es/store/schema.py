@@ -43,7 +43,7 @@ class Column:
 NULL = -1
 NULL_64 = 2**64 - 1
 
-KINDS = ("train", "eval", "centre")
+KINDS = ("train", "eval", "centre", "propose")
 STATUSES = ("planned", "leased", "reported", "accepted", "void", "discarded")
 
 
@@ -84,6 +84,7 @@ EVALUATIONS = (
     Column(
         "planned_update", "int64", "versions", "the update u it was planned for; null: evaluation of the centre", NULL
     ),
+    Column("context", "str", "", "id of the context that the policy saw (table contexts); empty: none", is_new=True),
     Column("seed", "uint64", "", "64-bit member seed; null: the centre", NULL_64),
     Column("sign", "int32", "", "+1, or -1 for the second half of a mirrored pair; 0: the centre"),
     Column("sigma", "float64", "parameter units", "standard deviation of the noise; NaN: the centre"),
@@ -205,6 +206,21 @@ EVENTS = (
     Column("detail", "str", "", "more of it"),
 )
 
+CONTEXTS = (
+    Column("context", "str", "", "id: the hash of the text", is_new=True),
+    Column("text", "str", "", "what the policy sees", is_new=True),
+    Column("parents", "str", "", "ids of the contexts that it was made from, JSON", is_new=True),
+    Column("operator", "str", "", "how it was made from them", is_new=True),
+    Column("dispatch_version", "int64", "versions", "of the evaluation that proposed it", NULL, is_new=True),
+    Column("slot", "int32", "", "of the evaluation that proposed it", is_new=True),
+    Column("replacement", "int32", "", "of the evaluation that proposed it", is_new=True),
+    Column("score", "float64", "reward", "fitness of the evaluation that proposed it", is_new=True),
+    Column("added", "int64", "versions", "update that took it into the pool; null: none did", NULL, is_new=True),
+    Column("removed", "int64", "versions", "update that removed it from the pool; null: none did", NULL, is_new=True),
+    Column("time", "float64", EPOCH, "when it was recorded", is_new=True),
+)
+"""Texts that were proposed, in order; files of the first release lack the whole table."""
+
 TABLES: dict[str, tuple[Column, ...]] = {
     "evaluations": EVALUATIONS,
     "updates": UPDATES,
@@ -212,4 +228,5 @@ TABLES: dict[str, tuple[Column, ...]] = {
     "evals": EVALS,
     "workers": WORKERS,
     "events": EVENTS,
+    "contexts": CONTEXTS,
 }

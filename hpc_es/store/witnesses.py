@@ -19,6 +19,7 @@ import msgspec
 from hpc_es.errors import JournalDamaged, StoreError
 from hpc_es.files import read_bytes, read_json
 from hpc_es.paths import RunPaths
+from hpc_es.records import Weights
 from hpc_es.store.frames import Frames
 from hpc_es.store.hdf5_tables import hdf5_end
 from hpc_es.store.records import AnyRecord, Committed, Digested, Planned, Started
@@ -93,10 +94,14 @@ class Witnesses:
         for record in records:
             if type(record) not in _HEARD:  # nearly all of them
                 continue
+            if isinstance(record, Committed) and isinstance(record.commit.body, Weights):
+                self._digests[record.commit.version] = record.commit.body.digest
             if isinstance(record, Digested):
                 self._digests[record.version] = record.digest
             elif isinstance(record, Committed):
                 self._last = record.commit.version
+                if isinstance(record.commit.body, Weights):
+                    self._digests[record.commit.version] = record.commit.body.digest
             elif isinstance(record, Started):
                 self._base_digest = self._digests[0] = record.base_digest
 

@@ -165,7 +165,11 @@ class Refused(Message, frozen=True):
 
 
 class Work(Message, frozen=True):
+    """An evaluation to make."""
+
     assignment: Assignment
+    context: str = ""
+    """Text of the candidate's context; empty: it has none."""
 
 
 class Ack(Message, frozen=True):

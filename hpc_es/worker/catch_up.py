@@ -20,6 +20,8 @@ from hpc_es.records import Commit
 log = logging.getLogger(__name__)
 
 FETCH_RETRY_S = 5.0
+PATIENCE_S = 60.0
+"""Seconds to wait for the checkpoint of a version that a trainer made."""
 
 Obtain = Callable[[range], Awaitable[Sequence[Commit]]]
 """The commits of these versions, however long they take to come."""
@@ -57,11 +59,20 @@ class CatchUp:
     """Takes one engine from version to version, the cheapest way."""
 
     def __init__(
-        self, engine: Engine, paths: RunPaths, *, known: Mapping[int, Commit], obtain: Obtain, usual_work: float = 0.0
+        self,
+        engine: Engine,
+        paths: RunPaths,
+        *,
+        known: Mapping[int, Commit],
+        obtain: Obtain,
+        usual_work: float = 0.0,
+        trains: bool = False,
     ) -> None:
-        """`known`: the commits that are here already; any other is taken to be worth `usual_work`."""
+        """`known`: the commits that are here already; any other is taken to be worth `usual_work`. `trains`: every
+        version is a checkpoint that a trainer wrote."""
         self._engine, self._paths = engine, paths
         self._known, self._obtain, self._usual_work = known, obtain, usual_work
+        self._trains = trains
         self._measured = Measured(engine.info.seconds_to_load)
 
     async def go_to(self, version: int) -> None:
@@ -69,12 +80,26 @@ class CatchUp:
 
         Errors: ModelError when the base model has changed.
         """
+        if self._trains:
+            await self._go_to_trained(version)
+            return
         here = self._engine.version
         folders: dict[int, Path | None] = {0: None, **dict(checkpoint.starts(self._paths, version))}
         if max(folders) <= here <= version:
             await self._apply(range(here + 1, version + 1))
         else:
             await self._choose(here, version, folders)
+
+    async def _go_to_trained(self, version: int) -> None:
+        """Errors: StoreError when the version's checkpoint is gone."""
+        if version == self._engine.version:
+            return
+        folder = self._paths.checkpoint(version) if version else None
+        deadline = time.monotonic() + PATIENCE_S
+        while folder is not None and not folder.exists() and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)  # the head moves it there just after it has announced the commit
+        if not await self._load(folder):
+            raise StoreError(f"theta_{version} cannot be loaded from {folder}, and only a trainer could make it again")
 
     async def _choose(self, here: int, version: int, folders: dict[int, Path | None]) -> None:
         """`folders`: what can be loaded, by version; None: the base model."""

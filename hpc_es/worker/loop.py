@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_es import __version__, envs
+from hpc_es import __version__, envs, methods
 from hpc_es.config.load import config_digest, load
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
@@ -27,7 +27,7 @@ from hpc_es.params import check_memory
 from hpc_es.params.catch_up import full_work
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
-from hpc_es.records import Assignment, Episode, EvalId, Result
+from hpc_es.records import Assignment, EvalId, Result
 from hpc_es.results import fitness_of
 from hpc_es.transport import limits, messages
 from hpc_es.transport.backends import NOTHING, own_offer
@@ -38,7 +38,7 @@ from hpc_es.worker import seat as seats
 from hpc_es.worker.arrival import Arrival
 from hpc_es.worker.budget import Budget
 from hpc_es.worker.catch_up import CatchUp, Pending
-from hpc_es.worker.rollout import Player
+from hpc_es.worker.rollout import Performance, Player
 from hpc_es.worker.trajectories import TrajectoryFile
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Ended:
     """Its job should be queued again."""
 
 
-def nobody_knows() -> str | None:
+def head_may_return() -> str | None:
     return None
 
 
@@ -70,7 +70,7 @@ def run_worker(
     *,
     local: bool = False,
     ends_at: float | None = None,
-    head_is_gone: Callable[[], str | None] = nobody_knows,
+    head_is_gone: Callable[[], str | None] = head_may_return,
 ) -> int:
     """Be a worker of a run until it ends. Exit code 0: the run is done or this worker was drained, 3: sent home or
     stopped before that, 4: its job is nearly over (SIGUSR2, or no time for another evaluation) and should be queued
@@ -124,7 +124,7 @@ class Worker:
         seat: str,
         engine: Engine,
         budget: Budget,
-        head_is_gone: Callable[[], str | None] = nobody_knows,
+        head_is_gone: Callable[[], str | None] = head_may_return,
     ) -> None:
         self.paths, self.config, self.seat, self.engine = paths, config, seat, engine
         self.budget = budget
@@ -139,7 +139,12 @@ class Worker:
         self.pending = Pending(engine, self._fetch)
         usual_work = full_work(config.es.population, config.es.subspaces)
         self.catch_up = CatchUp(
-            engine, paths, known=self.pending.commits, obtain=self.pending.obtain, usual_work=usual_work
+            engine,
+            paths,
+            known=self.pending.commits,
+            obtain=self.pending.obtain,
+            usual_work=usual_work,
+            trains=methods.find(config.method).trains,
         )
         self._evaluation: asyncio.Task[None] | None = None
         self._holding: EvalId | None = None
@@ -202,8 +207,8 @@ class Worker:
                     seats.note(self.paths, self.seat, "working", worker=self.name)
             case messages.Refused(reason=reason):
                 raise ConfigError(f"the head refuses this worker: {reason}")
-            case messages.Work(assignment=assignment):
-                self._begin(assignment)
+            case messages.Work(assignment=assignment, context=context):
+                self._begin(assignment, context)
             case messages.Announce():
                 self._announced(message)
             case messages.Records(commits=commits):
@@ -288,7 +293,7 @@ class Worker:
 
     # --- evaluations ----------------------------------------------------------------------------------------
 
-    def _begin(self, assignment: Assignment) -> None:
+    def _begin(self, assignment: Assignment, context: str) -> None:
         if assignment.eval_id == self._holding:
             return
         if self._evaluation is not None and not self._evaluation.done():
@@ -301,10 +306,10 @@ class Worker:
             return
         self._began = time.monotonic()
         self._holding = assignment.eval_id
-        self._evaluation = asyncio.create_task(self._evaluate(assignment))
+        self._evaluation = asyncio.create_task(self._evaluate(assignment, context))
         self._evaluation.add_done_callback(self._surface)
 
-    async def _evaluate(self, assignment: Assignment) -> None:
+    async def _evaluate(self, assignment: Assignment, context: str) -> None:
         """Measure one member and report. An engine that fails ends the worker, not the evaluation."""
         started = time.monotonic()
         await self._arrival.settled()
@@ -313,22 +318,22 @@ class Worker:
         updated = time.monotonic()
         await self.engine.perturb(assignment.member)
         perturbed = time.monotonic()
-        episodes: tuple[Episode, ...] = ()
-        error = None
+        played, error = Performance(()), None
         try:
-            episodes = await self.player.play(assignment)
+            played = await self.player.perform(assignment, context)
         except EnvError as fault:
             error = str(fault)
         finished = time.monotonic()
         result = Result(
             eval_id=assignment.eval_id,
-            fitness=fitness_of(episodes),
-            episodes=episodes,
+            fitness=fitness_of(played.episodes),
+            episodes=played.episodes,
             digest=self.engine.digest,
             seconds_update=updated - started,
             seconds_perturb=perturbed - updated,
             seconds_rollout=finished - perturbed,
             error=error,
+            text=played.text,
         )
         now = time.monotonic()
         self.client.send(messages.Report(self.name, result, now - started, now - finished))

@@ -13,7 +13,8 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 from hpc_es.calls import CALLS
 from hpc_es.config.schema import Config
@@ -22,7 +23,7 @@ from hpc_es.envs.base import Env, Message, Observation, StepResult, is_reward
 from hpc_es.envs.guard import process_guard
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.quoting import quote_error, quote_value
-from hpc_es.records import MAX_REWARD, Assignment, Episode, Purpose
+from hpc_es.records import MAX_PROPOSAL, MAX_REWARD, Assignment, Episode, Purpose
 from hpc_es.seeds import episode_seed
 from hpc_es.worker.history import History, without_thoughts
 from hpc_es.worker.trajectories import MAX_TURNS, Trajectory, Turn, is_sampled, shortened
@@ -31,6 +32,15 @@ log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 Prompt = list[int] | Illustrated | Chat
+
+
+class Performance(NamedTuple):
+    """What came of an assignment."""
+
+    episodes: tuple[Episode, ...]
+    text: str = ""
+    """The last answer, for an evaluation with purpose "propose"."""
+
 
 MAX_STUCK_CALLS = 16
 """Environment calls that never returned before the worker gives up: each holds a thread for good."""
@@ -71,16 +81,21 @@ class Player:
             )
 
     async def play(self, assignment: Assignment) -> tuple[Episode, ...]:
-        """All episodes of an assignment, in the order of its tasks.
+        """All episodes of an assignment without a context, in the order of its tasks. Errors: as `perform`."""
+        return (await self.perform(assignment)).episodes
 
-        Errors: EnvError when an episode failed twice; EngineError when the engine or this process is unusable.
+    async def perform(self, assignment: Assignment, context: str = "") -> Performance:
+        """Play an assignment whose policy sees the text `context` before every task.
+
+        Errors: EnvError when an episode failed twice, or for a proposal of more than MAX_PROPOSAL characters;
+        EngineError when the engine or this process is unusable.
         """
         slots = asyncio.Semaphore(self.config.engine.max_concurrent)
         self._guard.begin()
 
         async def one(position: int) -> _Played:
             async with slots:
-                return await self._play_with_retry(assignment, position)
+                return await self._play_with_retry(assignment, position, context)
 
         running = [asyncio.ensure_future(one(position)) for position in range(len(assignment.tasks))]
         try:
@@ -90,6 +105,7 @@ class Player:
                 episode.cancel()
             await asyncio.gather(*running, return_exceptions=True)
         episodes = tuple(each.episode() for each in played)
+        text = played[0].last_answer if assignment.purpose == "propose" and played else ""
         sampled = [
             Trajectory(assignment.eval_id, position, episodes[position], tuple(each.kept_turns))
             for position, each in enumerate(played)
@@ -97,20 +113,23 @@ class Player:
         ]
         if self._keep is not None and sampled:
             await asyncio.to_thread(self._keep, sampled)
-        return episodes
+        if len(text) > MAX_PROPOSAL:
+            raise EnvError(f"a proposal has {len(text)} characters; at most {MAX_PROPOSAL}: lower sampling.max_tokens")
+        return Performance(episodes, text)
 
-    async def _play_with_retry(self, assignment: Assignment, position: int) -> "_Played":
+    async def _play_with_retry(self, assignment: Assignment, position: int, context: str) -> "_Played":
         try:
-            return await self._episode(assignment, position, retries=0)
+            return await self._episode(assignment, position, context, retries=0)
         except EnvError:
-            return await self._episode(assignment, position, retries=1)
+            return await self._episode(assignment, position, context, retries=1)
 
-    async def _episode(self, assignment: Assignment, position: int, retries: int) -> "_Played":
+    async def _episode(self, assignment: Assignment, position: int, context: str, retries: int) -> "_Played":
         task = assignment.tasks[position]
         is_kept = self._keep is not None and is_sampled(self.config, assignment, position)
         env = await self._make(assignment.purpose)
         try:
-            played = await self._turns(env, _Played(task, retries, is_kept), episode_seeds(assignment, position))
+            begun = _Played(task, retries, is_kept)
+            played = await self._turns(env, begun, episode_seeds(assignment, position), context)
         except BaseException:
             try:
                 await self._close(env, task)
@@ -146,13 +165,16 @@ class Player:
                 self._instant.add(kind)
         return env
 
-    async def _turns(self, env: Env, played: "_Played", seed_of: Callable[[int], int]) -> "_Played":
+    async def _turns(self, env: Env, played: "_Played", seed_of: Callable[[int], int], context: str) -> "_Played":
         task, began = played.task, time.monotonic()
         with self._blaming("reading its attributes"):
             history = History(env, self.encode, self._room)
             instant, strips_thinking = env.instant, env.strip_thinking
         observation: Observation | None = await self._in_env(env.reset, task, what=f"reset({task})", instant=instant)
         played.seconds_in_env += time.monotonic() - began
+        if context and isinstance(observation, Observation):
+            with self._blaming(f"reset({task})"):
+                observation = with_context(observation, context)
         while observation is not None:
             prompt = self._prompt(history, observation, task)
             if self._outgrows_context(prompt, observation.choices):
@@ -338,6 +360,7 @@ class _Played:
         self.turns = self.invalid_actions = self.tokens_in = self.tokens_out = 0
         self.seconds_generating = self.seconds_in_env = 0.0
         self.kept_turns: list[Turn] = []
+        self.last_answer = ""
 
     def take(self, shown: Observation, completion: Completion, step: StepResult) -> None:
         """Count one turn."""
@@ -349,6 +372,7 @@ class _Played:
         self.tokens_in += completion.tokens_in
         self.tokens_out += completion.tokens_out
         self.ended = "truncated" if step.truncated else "terminated"
+        self.last_answer = completion.text
         if self.is_sampled and self.turns <= MAX_TURNS:
             messages = tuple(Message(message.role, shortened(message.readable)) for message in shown.messages)
             self.kept_turns.append(Turn(messages, shortened(completion.text), reward, invalid))
@@ -367,6 +391,15 @@ class _Played:
             self.ended,
             self.retries,
         )
+
+
+def with_context(observation: Observation, context: str) -> Observation:
+    """An observation whose first message is a context: a system message, before the one that the task may have."""
+    first, *others = observation.messages or (Message("system", ""),)
+    if first.role != "system":
+        return replace(observation, messages=(Message("system", context), *observation.messages))
+    merged = f"{context}\n\n{first.content}" if first.content else context
+    return replace(observation, messages=(replace(first, content=merged), *others))
 
 
 def episode_seeds(assignment: Assignment, position: int) -> Callable[[int], int]:

@@ -72,14 +72,13 @@ def members_of(version: int, count: int) -> tuple[list[int], list[float]]:
 
 
 def commit(version: int, count: int, step: object = None):  # type: ignore[no-untyped-def]
-    from hpc_es.records import Commit, EvalId, UpdateMember
+    from hpc_es.records import Commit, Consumed, EvalId, Seeds, Term
 
     seeds, coefficients = members_of(version, count)
-    members = tuple(
-        UpdateMember(EvalId(version - 1, slot), seed, 1, 1e-3, 0, 0.0, 0.0, coefficient)
-        for slot, (seed, coefficient) in enumerate(zip(seeds, coefficients, strict=True))
-    )
-    return Commit(version=version, alpha=5e-4, members=members, step=step)
+    pairs = zip(seeds, coefficients, strict=True)
+    terms = tuple(Term(seed, 1, 1e-3, 0, 0.0, coefficient) for seed, coefficient in pairs)
+    consumed = tuple(Consumed(EvalId(version - 1, slot), 0.0) for slot in range(count))
+    return Commit(version, consumed, Seeds(5e-4, terms, step=step))
 
 
 def member(seed: int = 2**63 + 5, sign: int = -1):  # type: ignore[no-untyped-def]

@@ -27,7 +27,7 @@ WIDTH, HEIGHT, MARGIN = 1240, 1754, 110
 """Size and margin of an A4 page in dots."""
 MAX_ITEMS = 7
 
-QuestionAndAnswers = tuple[str, tuple[str, ...]]
+Question = tuple[str, tuple[str, ...]]
 """A question and its accepted answers."""
 
 
@@ -47,7 +47,7 @@ def draw(seed: int) -> Page:
     return Page(sheet.png(), question, accepted)
 
 
-def form(rng: random.Random, sheet: "_Sheet") -> list[QuestionAndAnswers]:
+def form(rng: random.Random, sheet: "_Sheet") -> list[Question]:
     """Draw a registration form: ruled boxes with labels and entries."""
     entries = [
         ("Full name", words.person(rng)),
@@ -72,7 +72,7 @@ def form(rng: random.Random, sheet: "_Sheet") -> list[QuestionAndAnswers]:
     return [(f"What is the {entries[each][0].lower()} in this form?", (entries[each][1],)) for each in shown]
 
 
-def invoice(rng: random.Random, sheet: "_Sheet") -> list[QuestionAndAnswers]:
+def invoice(rng: random.Random, sheet: "_Sheet") -> list[Question]:
     """Draw an invoice: a table of items with quantities and prices, and the total."""
     number, date, customer = f"INV-{rng.randrange(1000, 9999)}", words.date(rng, 1995, 2020), words.person(rng)
     names = rng.sample(words.ITEMS, rng.randint(3, MAX_ITEMS))
@@ -106,7 +106,7 @@ def invoice(rng: random.Random, sheet: "_Sheet") -> list[QuestionAndAnswers]:
     return asked
 
 
-def letter(rng: random.Random, sheet: "_Sheet") -> list[QuestionAndAnswers]:
+def letter(rng: random.Random, sheet: "_Sheet") -> list[Question]:
     """Draw a letter of invitation, with the facts in running text."""
     sender, recipient, company = words.person(rng), words.person(rng), rng.choice(words.COMPANIES)
     written, day = words.date(rng, 1960, 1999), rng.choice(words.WEEKDAYS)
@@ -143,7 +143,7 @@ def letter(rng: random.Random, sheet: "_Sheet") -> list[QuestionAndAnswers]:
     ]
 
 
-KINDS: tuple[Callable[[random.Random, "_Sheet"], list[QuestionAndAnswers]], ...] = (form, invoice, letter)
+KINDS: tuple[Callable[[random.Random, "_Sheet"], list[Question]], ...] = (form, invoice, letter)
 
 
 def _amounts(cents: int) -> tuple[str, str]:

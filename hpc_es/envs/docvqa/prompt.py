@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from hpc_es.envs.sandbox import ProgramResult
+from hpc_es.envs.sandbox import Execution
 
 _ACTIONS = re.compile(
     r"<(?P<kind>bash|answer)>(?P<text>.*?)(?:</(?P=kind)>|\Z)|```(?:bash|sh)\s(?P<command>.*?)(?:```|\Z)", re.DOTALL
@@ -46,7 +46,7 @@ def rules(page: str, max_turns: int) -> str:
     )
 
 
-def outcome(ran: ProgramResult) -> str:
+def outcome(ran: Execution) -> str:
     """The text that the agent is shown after a command."""
     text = f"Output:\n{ran.output.strip()}" if ran.output.strip() else "No output."
     if ran.ended != "exit":

@@ -14,7 +14,7 @@ from pydantic import Field, validate_call
 from hpc_es.envs import problems
 from hpc_es.envs.base import Env, Message, Observation, StepResult, TaskFacts
 from hpc_es.envs.math_tool import judge, prompt
-from hpc_es.envs.sandbox import Limits, ProgramResult, Sandbox, require_sandbox
+from hpc_es.envs.sandbox import Execution, Limits, Sandbox, require_sandbox
 from hpc_es.errors import EnvError
 
 EXAMPLES = Path(__file__).with_name("examples.jsonl")
@@ -103,7 +103,7 @@ class MathTool(Env):
             raise EnvError(f"task {task} does not exist; tasks are 0..{self.num_tasks - 1}")
         return self._problems[task]
 
-    def _run(self, call: prompt.Call) -> ProgramResult:
+    def _run(self, call: prompt.Call) -> Execution:
         if self._sandbox is None:
             self._sandbox = Sandbox(self._limits, packages=PACKAGES)
         return self._sandbox.run(call.code if call.tool == "bash" else ["python3", "-c", call.code])

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from hpc_es.envs.sandbox import FOLDER, Limits, ProgramResult
+from hpc_es.envs.sandbox import FOLDER, Execution, Limits
 
 Style = Literal["full", "short"]
 Tool = Literal["bash", "python"]
@@ -119,7 +119,7 @@ def rules(
     )
 
 
-def output(ran: ProgramResult, limits: Limits) -> str:
+def output(ran: Execution, limits: Limits) -> str:
     """The text that the agent is shown after a program has run."""
     shown = ran.output.rstrip("\n") or "(nothing)"
     if ran.ended != "exit":

@@ -13,9 +13,9 @@ from msgspec import structs
 
 from hpc_es.config import es as settings
 from hpc_es.errors import VerifyError
-from hpc_es.methods.base import Cohort, Method, consumed
+from hpc_es.methods.base import NO_CONTEXTS, Cohort, Method, consumed
 from hpc_es.methods.es import optimiser, population, remedies, schedules, shaping, subspaces
-from hpc_es.records import Assignment, Candidate, Commit, EvalId, Member, OptimiserStep, Result, Seeds, Term
+from hpc_es.records import Assignment, Candidate, Commit, Context, EvalId, Member, OptimiserStep, Result, Seeds, Term
 from hpc_es.staleness import lag
 
 
@@ -32,7 +32,7 @@ class EvolutionStrategies(Method):
     def needs_centre(self) -> bool:  # type: ignore[override]
         return self.config.es.baseline == "centre"
 
-    def assign(self, version: int, slot: int, update: int) -> Assignment:
+    def assign(self, version: int, slot: int, update: int, pool: Mapping[str, Context] = NO_CONTEXTS) -> Assignment:
         """A member that is dispatched at `version` for an update, on that version's batch."""
         return self._assign(EvalId(version, slot), update, self.batch(version))
 
