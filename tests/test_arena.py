@@ -304,7 +304,7 @@ def test_perturbed_tensors_are_those_of_the_reference(model: Path, dtype: Dtype,
     assert arena.digest() == arena.base_digest
 
 
-def test_perturbed_fills_what_it_is_given_and_refuses_what_it_cannot_fill(model: Path) -> None:
+def test_perturbed_fills_a_given_array_and_refuses_an_unsuitable_one(model: Path) -> None:
     arena, name = Arena.from_pretrained(model), EMBEDDING
     out = np.empty(arena.shape(name), np.uint16)
     assert np.shares_memory(arena.perturbed(name, Member(1, 1, 1e-3), "bfloat16", out), out)
@@ -326,7 +326,7 @@ def test_a_given_buffer_is_used_and_a_small_one_refused(model: Path) -> None:
         Arena.from_pretrained(model, buffer=bytearray(64))
 
 
-def test_another_process_sees_the_same_memory_and_nothing_remains_of_it(model: Path) -> None:
+def test_another_process_sees_the_same_memory_which_is_freed_afterwards(model: Path) -> None:
     shared_memory = set(os.listdir("/dev/shm"))
     code = (
         "import sys, time; from hpc_es.params import Arena\n"
@@ -354,7 +354,7 @@ def test_another_process_sees_the_same_memory_and_nothing_remains_of_it(model: P
     assert set(os.listdir("/dev/shm")) <= shared_memory
 
 
-def test_arenas_that_do_not_fit_are_refused_with_what_would_fit(model: Path) -> None:
+def test_arenas_that_do_not_fit_are_refused_with_the_number_that_would(model: Path) -> None:
     each = num_bytes(model)
     check_memory(model, 3, limit=3 * each)
     with pytest.raises(ModelError, match="2 would fit"):

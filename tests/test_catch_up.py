@@ -88,7 +88,7 @@ def test_of_equally_fast_ways_staying_and_then_the_newest_come_first():
     assert [way.load for way in ways(7, 9, [3, 7], lambda version: 1.0, free)] == [None, 7, 3, 0]
 
 
-def test_a_way_reads_as_what_is_done():
+def test_a_way_prints_its_steps():
     assert str(Way(None, range(4, 9), 1.234)) == "from here by 5 commits in 1.2 s"
     assert str(Way(0, range(1, 9), 20.0)) == "from the base model by 8 commits in 20 s"
     assert str(Way(5, range(6, 6), 0.5)) == "from checkpoint 5 by 0 commits in 0.5 s"

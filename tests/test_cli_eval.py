@@ -116,7 +116,7 @@ def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> N
         (["ftp://a", "--model", "m", "--task", "task.yaml"], "must be a base URL with http:// or https://"),
     ],
 )
-def test_a_mistake_is_said_in_a_line(root: Path, arguments: list[str], complaint: str) -> None:
+def test_a_mistake_is_reported_in_one_line(root: Path, arguments: list[str], complaint: str) -> None:
     assert complaint in invoke("eval", *arguments, code=2).stderr
 
 

@@ -155,7 +155,7 @@ def test_a_version_that_does_not_exist_is_named(folder: Path) -> None:
     assert not (folder / "nowhere").exists()
 
 
-def test_evaluating_a_version_afterwards_repeats_what_the_run_measured(folder: Path) -> None:
+def test_evaluating_a_version_afterwards_repeats_the_runs_results(folder: Path) -> None:
     answer = hpc_es_json("eval", "runs/small", "--version", "2")
     assert (answer["version"], answer["num_tasks"]) == (2, 4)
     assert list((folder / "runs/small/evals").iterdir())

@@ -112,7 +112,7 @@ def test_a_clock_that_is_set_while_a_head_runs_is_not_noticed(monkeypatch: pytes
         assert 0 <= clock() - before < 60
 
 
-def test_whoever_writes_a_journal_uses_that_clock() -> None:
+def test_every_writer_of_a_journal_uses_that_clock() -> None:
     """By its source: no record has a time of the wall clock."""
     package = Path(hpc_es.__file__).parent
     for folder in ("head", "launch", "store", "worker"):

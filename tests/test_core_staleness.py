@@ -211,7 +211,7 @@ def test_hold_does_not_starve_a_slow_evaluation():
     assert any(each.eval_id == late for commit in stage.commits() for each in commit.consumed)
 
 
-def test_hold_goes_on_when_the_slow_worker_is_lost():
+def test_hold_continues_when_the_slow_worker_is_lost():
     stage = staged(3, staleness={**NATURAL, "overdue": "hold"}, es={"population": 2}, run={"num_updates": 6})
     slow = stage.busy_worker("slow")
     late = slow.current.eval_id
@@ -270,7 +270,7 @@ def test_a_natural_evaluation_whose_worker_did_not_survive_the_head_is_given_up_
     assert "did not come back" in next(r.reason for r in records_of(stage, journal.Voided) if r.eval_id == held)
 
 
-def test_a_new_head_does_not_hand_out_again_what_a_worker_is_about_to_report():
+def test_a_new_head_does_not_reassign_an_evaluation_about_to_be_reported():
     stage = staged(1, staleness=NATURAL, es={"population": 4}, run={"num_updates": 4})
     busy = stage.busy_worker("seat-1")
     done = busy.current.eval_id

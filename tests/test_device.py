@@ -104,7 +104,7 @@ def test_a_head_without_torch_finds_that_it_has_no_gpu(monkeypatch: pytest.Monke
     assert head_updates._obstacle() == "torch is not installed"
 
 
-def test_torch_is_not_imported_where_there_is_no_driver() -> None:
+def test_torch_is_not_imported_without_a_driver() -> None:
     program = (
         "import sys; from hpc_es.params import head_update; "
         "head_update.ctypes.CDLL = lambda name: (_ for _ in ()).throw(OSError()); "
@@ -153,7 +153,7 @@ def test_the_heads_arena_is_pinned_where_cuda_is_present_whatever_updates_it(
     assert "arena is in pinned host memory" in caplog.text
 
 
-def test_a_refusal_to_pin_the_heads_arena_is_told(arena: Arena, cudart: "Cudart") -> None:
+def test_a_refusal_to_pin_the_heads_arena_is_logged(arena: Arena, cudart: "Cudart") -> None:
     cudart.code = 2
     assert head_updates.pin_arena(arena) == "pageable: CUDA refused to pin it"
 
@@ -228,7 +228,7 @@ def test_a_refusal_is_a_warning_with_the_reason(caplog: pytest.LogCaptureFixture
     assert "ulimit -l" in caplog.text
 
 
-def test_memory_that_is_pinned_already_is_left_to_whoever_did_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_that_is_already_pinned_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("torch")
     from hpc_es.params.pinned import ALREADY_REGISTERED, pin
 

@@ -255,7 +255,7 @@ def theirs_anew(model: Path, kind: Kind, todo: list[Commit]) -> UpdateReport:
 
 
 @BASES
-def test_loading_anew_repairs_what_no_update_reaches(model: Path, make: Make) -> None:
+def test_reloading_repairs_tensors_that_no_update_reaches(model: Path, make: Make) -> None:
     arena, todo = arena_of(model), commits("none")
     arena.tensor("vision.patch.weight")[3, 4] += 1
     base = make(arena, live(arena, 0, 1, "float32"), 0, 1)

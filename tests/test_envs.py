@@ -196,7 +196,7 @@ def test_a_correct_environment_passes_the_check() -> None:
         (RemembersNonsense, "history is -1"),
     ],
 )
-def test_the_check_names_what_an_environment_breaks(broken: type[Env], complaint: str) -> None:
+def test_the_check_names_the_rule_that_an_environment_breaks(broken: type[Env], complaint: str) -> None:
     with pytest.raises(EnvError, match=complaint):
         check_env(broken)
 

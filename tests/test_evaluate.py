@@ -116,7 +116,7 @@ def test_the_same_evaluation_again_plays_the_same(root: Path) -> None:
     assert episodes(root, "a") == episodes(root, "b")
 
 
-def test_as_many_batches_are_played_at_once_as_there_is_room_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_played_at_once_up_to_the_engines_limit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, now, most = Solo.play, 0, 0
 
     async def play_counted(self: Solo, assignment: Assignment) -> Played:
@@ -145,7 +145,7 @@ def test_a_base_model_may_have_moved_but_not_changed(root: Path) -> None:
         evaluate(root, "1", name="other", base=Path("changed"), say=silent)
 
 
-def test_other_tasks_do_not_enter_what_the_run_is_judged_by(root: Path) -> None:
+def test_other_tasks_do_not_affect_the_runs_own_results(root: Path) -> None:
     play(root, "0,4", name="own")
     before = policy(hpc_es.store.read(root))
     play(root, "0,3,4", OTHER)
@@ -209,7 +209,7 @@ def test_a_task_file_may_say_no_more_than_the_task(root: Path) -> None:
         (EvalRequest(num_tasks=9999), "9999 evaluation tasks were requested; lab allows 1 to 4096"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_before_anything_is_written(
+def test_impossible_evaluations_are_refused_before_anything_is_written(
     root: Path, asked: EvalRequest, complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):

@@ -35,7 +35,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 30])
-def test_an_evaluation_that_was_stopped_goes_on_where_it_stopped(
+def test_a_stopped_evaluation_resumes_where_it_stopped(
     root: Path, monkeypatch: pytest.MonkeyPatch, num_batches: int
 ) -> None:
     play(root, "0,2", name="whole")
@@ -163,7 +163,7 @@ def test_a_model_is_read_as_a_run_of_version_0(root: Path) -> None:
     assert play(done.root, "last", EvalRequest(num_tasks=4)).versions == (0,)  # as of any run
 
 
-def test_a_models_evaluation_goes_on_and_its_folder_stands_for_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_models_evaluation_resumes_and_its_folder_holds_only_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play_model(out="evals/whole")
     with monkeypatch.context() as patch:
         dies_after(patch, 4, EngineError("out of memory"))
@@ -180,7 +180,7 @@ def test_a_models_evaluation_goes_on_and_its_folder_stands_for_one(root: Path, m
         play_model(asked=EvalRequest(OTHER.task, repeats=5))
 
 
-def test_a_model_that_has_changed_meanwhile_does_not_go_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_does_not_resume_with_a_changed_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         dies_after(patch, 4, EngineError("out of memory"))
         with pytest.raises(EngineError):
@@ -206,7 +206,7 @@ def test_folders_that_are_something_else_are_left_alone(root: Path) -> None:
     assert sorted(path.name for path in Path("evals").iterdir()) == ["full"]
 
 
-def test_the_configuration_of_a_model_is_the_files_but_for_what_it_trains(root: Path) -> None:
+def test_the_configuration_of_a_model_is_the_files_without_training_settings(root: Path) -> None:
     config = of_model(
         Frozen("model"), Path("evals/base"), EvalRequest(OTHER.task, ["run.seed=3", "model.dtype=bfloat16"])
     )

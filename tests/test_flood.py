@@ -168,7 +168,7 @@ def test_a_connection_with_a_message_under_the_key_is_not_counted_any_more(
         wait_until(lambda: server.guard.num_unauthenticated == 0)
 
 
-def test_a_handshake_that_does_not_go_on_is_ended(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_handshake_is_ended(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_es.transport.control.HANDSHAKE_MS", 200)
     with serving(paths) as server, closing(Stranger(server.port)) as stranger:
         connection = stranger.knock(100)

@@ -157,7 +157,7 @@ def test_a_fork_that_cannot_be_is_refused(
         plan_fork(root, version, name, overrides)
 
 
-def test_a_folder_that_appears_meanwhile_is_not_touched(root: Path) -> None:
+def test_a_folder_that_appears_in_the_meantime_is_not_touched(root: Path) -> None:
     fork = plan_fork(root, 1, "forked")
     fork.paths.root.mkdir()
     (fork.paths.root / "precious").touch()
@@ -166,7 +166,7 @@ def test_a_folder_that_appears_meanwhile_is_not_touched(root: Path) -> None:
     assert (fork.paths.root / "precious").exists()
 
 
-def test_the_command_says_what_begins_anew_and_how_to_start(root: Path) -> None:
+def test_the_command_says_what_starts_over_and_how_to_start(root: Path) -> None:
     done = CliRunner().invoke(app, ["fork", "runs/origin", "--version", "2", "--name", "forked", "es.sigma=0.02"])
     assert done.exit_code == 0, done.output
     assert "runs/forked begins from theta_2 of runs/origin, checked by its digest" in done.stdout

@@ -284,7 +284,7 @@ def test_a_random_walk_does_not_look_at_the_fitness(model: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["none", "adam"])
 @pytest.mark.parametrize("ends", ["sigma", "alpha"])
-def test_an_update_whose_sigma_or_alpha_has_come_to_nothing_is_null(model: Path, kind: str, ends: str) -> None:
+def test_an_update_with_zero_sigma_or_alpha_is_null(model: Path, kind: str, ends: str) -> None:
     schedule = {"kind": "cosine", "start": 1e-2, "end": 0.0}
     config = configured(model, **{ends: schedule}, optimiser={"kind": kind})
     arena = arena_of(config)

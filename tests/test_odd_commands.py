@@ -122,7 +122,7 @@ def test_there_are_more_than_500_of_them() -> None:
     assert len(lines) > 500
 
 
-def test_what_goes_wrong_is_said_with_the_place_and_the_remedy(folder: Path) -> None:
+def test_errors_name_the_place_and_the_remedy(folder: Path) -> None:
     def complaint(value: str) -> str:
         return CliRunner().invoke(app, ["config", "show", "config.yaml", f"task.options.x={value}"]).stderr
 

@@ -275,7 +275,7 @@ def test_the_tasks_of_a_rogue_are_asked_for_in_a_process_of_its_own(
     assert CALLS.running() == []
 
 
-def test_what_it_closes_changes_and_leaves_behind_stays_in_that_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_side_effects_of_an_environment_stay_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = os.getcwd()
     monkeypatch.setenv(rogue.ROGUE, "constructor:files")
     assert inspect(config(), "eval", 2).num_tasks > 2

@@ -190,7 +190,7 @@ def test_rewards_that_add_up_beyond_the_bound_are_a_fault(monkeypatch):
         play("Odd", tasks=(1,))
 
 
-def test_a_reward_that_is_no_number_is_quoted_briefly(monkeypatch):
+def test_a_reward_that_is_not_a_number_is_quoted_briefly(monkeypatch):
     monkeypatch.setattr(scripted, "ODD", {"reward": "\x1b[2J" * 1_000_000})
     with pytest.raises(EnvError, match="was rewarded with") as caught:
         play("Odd", tasks=(1,))

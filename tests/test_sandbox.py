@@ -56,7 +56,7 @@ def test_a_program_gives_its_output_and_its_status(sandbox: Sandbox) -> None:
     assert sandbox.run("kill -TERM $$").status == -signal.SIGTERM
 
 
-def test_it_reads_what_it_is_given_however_much(sandbox: Sandbox) -> None:
+def test_a_program_reads_its_whole_input_whatever_its_size(sandbox: Sandbox) -> None:
     assert sandbox.run("cat", stdin="häh?\n").output == "häh?\n"
     assert sandbox.run("wc -c", stdin="x" * 2_000_000).output.strip() == "2000000"
     assert sandbox.run("true", stdin="x" * 2_000_000).status == 0  # nobody reads it
@@ -237,7 +237,7 @@ def test_endless_output_is_cut_while_it_is_written(sandbox: Sandbox) -> None:
     assert len(ran.output) < SMALL.output_chars + 50
 
 
-def test_output_that_is_no_text_is_shown_all_the_same(sandbox: Sandbox) -> None:
+def test_output_that_is_not_text_is_still_shown(sandbox: Sandbox) -> None:
     assert sandbox.run(r"printf 'a\xff\xfe\0b'").output == "a\ufffd\ufffd\0b"
     assert len(sandbox.run("head -c 100000 /dev/urandom").output) < SMALL.output_chars + 50
 
@@ -313,7 +313,7 @@ def test_sandboxes_that_are_closed_hold_no_files_and_no_processes() -> None:
     assert not _processes_with("54321")
 
 
-def test_a_sandbox_that_nobody_closed_ends_all_the_same() -> None:
+def test_an_unclosed_sandbox_still_ends() -> None:
     sandbox = Sandbox(Limits(output_chars=65432))
     sandbox.run("true")
     assert _processes_with("65432")

@@ -107,13 +107,13 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     require_sandbox.cache_clear()
 
 
-def test_a_machine_without_bubblewrap_is_told_early_what_to_install(programs: Path) -> None:
+def test_a_machine_without_bubblewrap_gets_an_early_error_with_the_remedy(programs: Path) -> None:
     with pytest.raises(ConfigError, match=r"no `bwrap` on the PATH.*apt install bubblewrap"):
         Sandbox()
 
 
 @pytest.mark.parametrize("says", ["echo 'No permissions to create new namespace' >&2; exit 1", "exec sleep 100"])
-def test_a_kernel_that_forbids_namespaces_is_told_early_what_to_change(
+def test_a_kernel_that_forbids_namespaces_gets_an_early_error_with_the_remedy(
     programs: Path, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandboxes, "GRACE", 1.0)

@@ -168,7 +168,7 @@ def test_ten_thousand_workers_are_simulated():
 # --- durations ------------------------------------------------------------------------------------------------------
 
 
-def test_members_of_a_version_share_what_is_theirs():
+def test_members_of_a_version_share_the_common_part_of_their_durations():
     def spread(shared: float) -> float:
         drawn = LogNormal(60, 0.8, shared)
         return max(drawn.seconds(EvalId(3, slot), "train", 0) for slot in range(50)) / min(
@@ -417,7 +417,7 @@ def test_the_command_says_how_long_the_run_itself_took(tmp_path):
         (("--seed", str(2**64)), "--seed"),
     ],
 )
-def test_mistakes_in_the_command_are_told_without_a_traceback(config_file, options, message):
+def test_mistakes_in_the_command_are_reported_without_a_traceback(config_file, options, message):
     code, _, errors = hpc_es("simulate", config_file, *options)
     assert code == 2
     assert message in errors

@@ -200,7 +200,7 @@ def test_a_horizon_can_be_asked_for_within_an_episode() -> None:
     assert [*seen, *steps] == undisturbed
 
 
-def test_free_text_is_read_leniently_and_what_is_not_possible_costs_a_turn() -> None:
+def test_free_text_is_read_leniently_and_an_invalid_action_costs_a_turn() -> None:
     env = TextWorldExpress(actions="free", game_params={"numLocations": 3, "includeDoors": 0}, max_turns=3)
     shown = env.reset(0)
     assert shown.choices is None
@@ -319,7 +319,7 @@ def test_a_process_that_only_counts_tasks_keeps_no_java(no_java: None) -> None:
     assert twx_jvm._shared is None
 
 
-def test_a_missing_java_or_package_is_told_with_the_remedy(no_java: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_or_package_is_reported_with_the_remedy(no_java: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.delenv("JAVA_HOME", raising=False)
         patch.setenv("PATH", "/nowhere")

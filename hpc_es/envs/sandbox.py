@@ -167,8 +167,8 @@ class _FirstProcess:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self._unread = b""
         self._asking = threading.RLock()
-        told, pid_pipe = os.pipe()
-        self._told = os.fdopen(told, "rb")
+        info, pid_pipe = os.pipe()
+        self._info = os.fdopen(info, "rb")
         try:
             self._process = subprocess.Popen(
                 _bubblewrap(limits, packages, pid_pipe),
@@ -250,14 +250,14 @@ class _FirstProcess:
             self.kill()
             self._process.wait()
         with self._asking:
-            for pipe in (self._process.stdout, self._told, self._said):
+            for pipe in (self._process.stdout, self._info, self._said):
                 pipe.close()
 
     def kill(self) -> None:
         """Kill the first process; the kernel then ends all others in the sandbox."""
-        os.set_blocking(self._told.fileno(), False)
-        if told := self._told.read():  # bubblewrap writes the first process's id once it exists
-            os.kill(json.loads(told)["child-pid"], signal.SIGKILL)
+        os.set_blocking(self._info.fileno(), False)
+        if info := self._info.read():  # bubblewrap writes the first process's id once it exists
+            os.kill(json.loads(info)["child-pid"], signal.SIGKILL)
         self._process.kill()
 
 

@@ -153,11 +153,11 @@ def stale_scores(
     groups = [(lag, members_of(recorded, tasks, version - lag, members)) for lag in (0, *wanted)]
     again = [(version, [_again(assignment)]) for _, group in groups for assignment in group]
     unknown = [a for _, group in groups for a in group if a.eval_id not in recorded.results]
-    anew = [(assignment.version, [assignment]) for assignment in unknown]
-    played = [row[0] for row in asyncio.run(_play(recorded, [*anew, *again], say))]
+    missing = [(assignment.version, [assignment]) for assignment in unknown]
+    played = [row[0] for row in asyncio.run(_play(recorded, [*missing, *again], say))]
     then = {eval_id: result.fitness for eval_id, result in recorded.results.items()}
-    then |= {a.eval_id: fitness for a, fitness in zip(unknown, played[: len(anew)], strict=True)}
-    now = iter(played[len(anew) :])
+    then |= {a.eval_id: fitness for a, fitness in zip(unknown, played[: len(missing)], strict=True)}
+    now = iter(played[len(missing) :])
     return StaleScores(
         version=version,
         num_tasks=recorded.config.es.tasks_per_member,

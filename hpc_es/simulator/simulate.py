@@ -113,8 +113,8 @@ class Simulation:
     def __init__(
         self, config: Config, durations: Durations, num_workers: int, preemption: Preemption | None = None
     ) -> None:
-        nobody_is_silent = config.transport.model_copy(update={"heartbeat_timeout": NEVER_S})
-        self.config = config.model_copy(update={"transport": nobody_is_silent})
+        without_timeout = config.transport.model_copy(update={"heartbeat_timeout": NEVER_S})
+        self.config = config.model_copy(update={"transport": without_timeout})
         self.heartbeat_timeout = config.transport.heartbeat_timeout
         self.durations, self.num_workers, self.preemption = durations, num_workers, preemption
         ledger = Ledger()
