@@ -195,7 +195,7 @@ def run(tmp_path: Path) -> tuple[RunPaths, ModelConfig, list[int]]:
 
 
 def travel(run: tuple[RunPaths, ModelConfig, list[int]], price: Costs, *stops: int) -> None:
-    """To these versions, one after the other; every one has the head's digest."""
+    """Go to these versions one after the other; every one has the head's digest."""
     paths, model, digests = run
 
     async def obtain(wanted: range) -> list[Commit]:
@@ -229,7 +229,7 @@ DEAR_LOADS, DEAR_COMMITS = Costs(1e6, 0.1, 0.1), Costs(0.5, 0.1, 0.1)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged about choices, up to the predicted time."""
+    """The logged choices, up to the predicted time."""
     return [record.message.partition(" in ")[0] for record in caplog.records if "other ways" in record.message]
 
 

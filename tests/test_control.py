@@ -294,7 +294,7 @@ def test_a_report_is_resent_to_one_head_after_the_other_until_it_is_acknowledged
 
 
 def test_a_hello_lists_unacknowledged_results(paths: RunPaths) -> None:
-    """Or a new head, which hears it before the report, would have it done again."""
+    """Otherwise a new head, which gets the Hello before the report, would assign the evaluation again."""
     with working(paths, holding=None) as worker:
         worker.client.send(m.Report("w", RESULT, 9.0, 1.0))
         with serving(paths, generation=1) as first:
@@ -318,7 +318,7 @@ def test_a_report_made_without_a_head_is_sent_when_a_head_is_back(paths: RunPath
 
 
 def test_a_connection_that_breaks_is_a_new_introduction_and_the_first_word(paths: RunPaths) -> None:
-    """What was under way is gone, an assignment perhaps: only a new Hello tells the head."""
+    """Messages in transit are lost, perhaps an assignment; only a new Hello informs the head."""
     with serving(paths) as server, forwarding(server) as forwarder:
         here = msgspec.structs.replace(m.read_rendezvous(paths.rendezvous), port=forwarder.port)
         paths.rendezvous.write_bytes(msgspec.json.encode(here))

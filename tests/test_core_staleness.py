@@ -33,7 +33,7 @@ def lags_of(stage: Stage) -> list[Counter[int]]:
 
 
 def check(stage: Stage) -> None:
-    """What must be true of every run, however it went."""
+    """Check the properties of every run, whatever happened in it."""
     config, schedule = stage.config, methods.make(stage.config).schedule()
     assert stage.exit is not None
     assert stage.exit.finished
@@ -166,7 +166,7 @@ def test_with_g_workers_at_most_g_minus_1_results_of_a_cohort_are_stale(num_work
 
 
 def slow_worker(stage: Stage, name: str) -> None:
-    """Everything happens but this worker's finish."""
+    """Let everything happen except the end of this worker's evaluation."""
     for _ in range(400):
         possible = [move for move in stage.moves() if move != f"finish {name}"]
         if not possible or stage.exit is not None:

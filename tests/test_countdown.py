@@ -44,7 +44,7 @@ def test_splits_are_disjoint_whatever_the_seeds() -> None:
 
 
 def answer(text: str):
-    """To the numbers 2, 3, 4 and the target 14."""
+    """Result of an answer to the numbers 2, 3, 4 and the target 14."""
     env = envs.make("countdown", numbers=3)
     env.reset(0)
     env._numbers, env._target = (2, 3, 4), 14

@@ -1,4 +1,4 @@
-"""What uses a GPU, where there is none: the pipelines in Triton's interpreter, the rest behind small seams."""
+"""GPU code without a GPU: the pipelines in Triton's interpreter, the rest behind small seams."""
 
 import logging
 import os
@@ -181,11 +181,11 @@ def test_a_head_without_cuda_says_why_its_arena_is_not_pinned(
 
 
 class Owner:
-    """Whose memory is pinned."""
+    """The owner of pinned memory."""
 
 
 class Cudart:
-    """Of torch.cuda.cudart(), what pinning uses."""
+    """The functions of torch.cuda.cudart() that pinning uses."""
 
     def __init__(self, code: int = 0) -> None:
         self.code, self.registered = code, dict[int, int]()

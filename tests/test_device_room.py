@@ -1,4 +1,4 @@
-"""Where theta lies, and how much of a device's memory it may take."""
+"""The place of theta, and the share of a device's memory that it may take."""
 
 from pathlib import Path
 from types import SimpleNamespace

@@ -117,7 +117,7 @@ async def _start(kind: str, model: ModelConfig) -> Engine:
         from hpc_es.engine.lab import LabEngine
 
         class Unhurried(LabEngine):
-            """As slow as a language model, for tests that catch a request in flight."""
+            """Answers as slowly as a language model, for tests that catch a request in flight."""
 
             async def _breathe(self) -> None:
                 await asyncio.sleep(0.001)

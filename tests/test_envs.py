@@ -17,7 +17,7 @@ from hpc_es.errors import ConfigError, EnvError
 
 
 class Unmakeable(Env):
-    """Its data is not there."""
+    """An environment whose data is missing."""
 
     def __init__(self) -> None:
         raise FileNotFoundError("puzzles.jsonl")

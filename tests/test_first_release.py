@@ -1,4 +1,4 @@
-"""What the first release left behind stays readable: journal format 1, its run.h5, its checkpoints, its evaluations."""
+"""Files of the first release stay readable: journal format 1, run.h5, checkpoints and evaluations."""
 
 import json
 import subprocess

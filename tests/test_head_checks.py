@@ -1,4 +1,4 @@
-"""What the head believes of what it is sent, and how much one worker can make it write (see theatre.py)."""
+"""The head's checks of messages, and the limit on what one worker can make it write (see theatre.py)."""
 
 import math
 from collections import Counter
@@ -118,7 +118,7 @@ def of_result(**changes: Any) -> Callable[[Report], Report]:
 
 
 def of_episode(**changes: Any) -> Callable[[Report], Report]:
-    """Of the second one, with the fitness that then follows, where there is one."""
+    """Changes the second episode, and the fitness to match, if there is one."""
 
     def apply(report: Report) -> Report:
         first, second, *rest = report.result.episodes
@@ -435,7 +435,7 @@ messages_of_any_kind = st.one_of([anything(kind) for kind in FROM_WORKERS if kin
 
 
 def altered(report: Report) -> st.SearchStrategy[Report]:
-    """One field of an honest report is something else."""
+    """Honest reports with one field changed."""
     hints = get_type_hints(Result, include_extras=True)
 
     def change(name: str) -> st.SearchStrategy[Report]:

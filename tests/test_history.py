@@ -1,4 +1,4 @@
-"""What the model sees of the turns before: whole turns or nothing, and no thoughts where a task does not want them."""
+"""The history in prompts: whole turns only, and without thoughts if a task strips them."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ RULES = Message("system", "rules")
 
 
 def encode(messages) -> list[int]:
-    """One token a character, and one a message."""
+    """Encode messages with one token per character and one per message."""
     return [ord(letter) for message in messages for letter in f"{message.role[0]}{message.content}"]
 
 

@@ -162,7 +162,7 @@ def lab_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 LAST_DIGEST = {"sync": "757e55964d68c6c3", "lag4-50": "e4625ed4efd65145"}
-"""Of theta_8. One that differs means that bits have changed; async-1 depends on which worker is faster."""
+"""Digests of theta_8. A difference means that bits have changed; async-1 depends on which worker is faster."""
 
 
 @pytest.mark.slow

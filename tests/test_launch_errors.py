@@ -1,4 +1,4 @@
-"""What stands in the way of a launch is told at once, with what to do about it."""
+"""Obstacles to a launch are reported at once, with the remedy."""
 
 import os
 import subprocess

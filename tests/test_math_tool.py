@@ -30,7 +30,7 @@ from hpc_es.worker.rollout import Player
 TASKS = Path(__file__).resolve().parent.parent / "configs" / "tasks"
 PROGRAM = "```python\nprint(14 * 24 // 6)\n```"
 RIGHT = r"So it is \boxed{56}."
-"""Of the first example."""
+"""Answer of the first example."""
 
 
 def _env(**options: Any) -> MathTool:

@@ -234,7 +234,7 @@ def invoke(*arguments: str) -> Result:
 # --- sources --------------------------------------------------------------------------------------------------------
 
 SOURCES = re.compile(r" # (paper|code|published|chosen|unknown)\b")
-"""What each key of a preset says of its value (docs/presets.md)."""
+"""The comment of each key in a preset (docs/presets.md)."""
 PRESETS = sorted(path for folder in ("methods", "staleness", "tasks") for path in (CONFIGS / folder).rglob("*.yaml"))
 
 

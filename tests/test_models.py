@@ -32,7 +32,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Instead of the real conversion: a tiny model; returns the GGUF files it was asked to convert."""
+    """Replaces the real conversion by a tiny model; returns the GGUF files to convert."""
     asked: list[Path] = []
 
     def convert(gguf: Path, source: Any, folder: Path) -> None:

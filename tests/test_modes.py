@@ -1,4 +1,4 @@
-"""Who may read and write a run's files: modes under every umask, of every file."""
+"""Permissions of every file of a run, under every umask."""
 
 import os
 import stat

@@ -26,7 +26,7 @@ DOCS = Path(__file__).parent.parent / "docs" / "planner.md"
 ACTIVE = 4.21e9
 """Parameters of Qwen3.5-4B that a text token passes through."""
 FIT_EXAFLOPS = 3.1
-"""Of ESOpt with H* 5: the only number of the Sudoku rows that the length of an episode is taken from."""
+"""Figure of ESOpt with H* 5: the only number of the Sudoku rows that determines the length of an episode."""
 TOKENS_PER_TURN = FIT_EXAFLOPS * 1e18 / (2 * 32 * 32 * 100 * ACTIVE) / 15
 
 
@@ -73,7 +73,7 @@ def test_without_the_fit_hours_are_too_few_by_the_same_factor() -> None:
 
 @pytest.mark.parametrize("blanks", [10, 15])
 def test_the_rate_of_grpo_with_5_moves_predicts_its_hours_with_10_and_15(blanks: int) -> None:
-    """From the published FLOPs, so that only the rate is tried."""
+    """Uses the published FLOPs, so that only the rate is tested."""
     row = SUDOKU[blanks]
     assert row.grpo_exaflops is not None
     rate = 4 * 1e12 * H100.bf16_tflops * H100.training_share

@@ -1,4 +1,4 @@
-"""What the core decides about the collective plane: backends, epochs, and who is sent theta."""
+"""The core's decisions about the collective plane: backends, epochs, and transfers of theta."""
 
 import pytest
 from builders import built_commit

@@ -51,7 +51,7 @@ COHORTS: dict[str, dict[str, dict[int, int]]] = {
 """Results by lag in the cohort of update 200 (30x100: 120); published.md and the paper's tables."""
 NATURAL = [(size, "async-1") for size in SIZES]
 NUM_WORKERS = 4
-"""Of the published study."""
+"""Number of workers in the published study."""
 
 
 def load_preset(folder: Path, preset: str) -> Config:

@@ -142,7 +142,7 @@ def test_scores_without_signal_are_called_so() -> None:
 
 
 def test_one_batch_twice_and_many_fresh_ones_give_the_same_components(few_resamples: None) -> None:
-    """As a greedy probe plays: the numbers of scores need not be equal."""
+    """A greedy probe may have different numbers of scores on the same and on fresh batches."""
     rng = np.random.default_rng(8)
     floors = []
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""What is quoted from outside is short, and drives no terminal, wherever it goes."""
+"""Text quoted from outside is short and cannot control a terminal."""
 
 import pytest
 from hypothesis import given

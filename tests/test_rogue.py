@@ -62,7 +62,7 @@ def hpc_es(*arguments: str, deed: str = "", once: bool = False) -> tuple[int, st
 
 
 def play(deed: str, env: str = "Sudoku", step_timeout: float = 60.0) -> tuple[int, str]:
-    """As a worker plays, in front of a witness."""
+    """Play as a worker does, in front of a witness."""
     return execute([str(TESTS / "play_rogue.py"), env, str(step_timeout)], deed)
 
 

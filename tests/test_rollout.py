@@ -239,7 +239,7 @@ def test_nothing_is_in_flight_after_an_evaluation_failed():
 
 
 def test_no_episode_waits_for_the_others():
-    """Of one batch, some episodes have ended before another has had its second answer."""
+    """Some episodes of a batch end before another one gets its second answer."""
     engine = scripted.Echo()
     slow, asked = "task 0 turn 0", []
     generate = engine.generate

@@ -47,7 +47,7 @@ PACED = CONFIG.replace("env: sudoku", "env: gated:Sudoku")
 
 
 class Bench:
-    """Where runs of one configuration are made by the command line."""
+    """A folder in which the command line makes runs of one configuration."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,7 +84,7 @@ class Bench:
         return output
 
     def answer(self, *arguments: object) -> dict:
-        """What --json prints on stdout."""
+        """The output of --json on stdout."""
         process = self.start(*arguments, "--json", stderr=subprocess.DEVNULL)
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output

@@ -1,4 +1,4 @@
-"""What a program may do in a sandbox, what ends it, and what it leaves."""
+"""Programs in a sandbox: their permissions, their limits, and the files they leave."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def _processes_with(mark: str) -> list[str]:
-    """Of this machine, those that name `mark` in their command line."""
+    """Processes of this machine with `mark` in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         try:

@@ -1,4 +1,4 @@
-"""What a program in a sandbox never reaches, and faults of the machinery around it."""
+"""The limits that a program in a sandbox cannot pass, and faults of the sandbox itself."""
 
 import errno
 import platform

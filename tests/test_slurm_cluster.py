@@ -55,7 +55,7 @@ CONFIG = ROOT / "configs" / "slurm_smoke.yaml"
 
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> Iterator[None]:
-    """Of every job."""
+    """Set the environment of every job."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")

@@ -1,4 +1,4 @@
-"""What Slurm says and how it is read: old and new output, with and without accounting, and no answer at all."""
+"""Parsing of Slurm's output: old and new formats, with and without accounting, and no answer at all."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What commands print: every locale can show it, a pipe may close, and no word of anyone gives the terminal orders."""
+"""Output of commands: every locale can show it, a pipe may close, and no text can control the terminal."""
 
 import ast
 import io

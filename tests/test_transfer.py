@@ -45,7 +45,7 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Transfer:
-    """To workers 0, 1, ...; `sent` or `error` once it has ended."""
+    """A transfer to workers 0, 1, ...; sets `sent` or `error` when it has ended."""
 
     def __init__(self, head: Head, num_workers: int) -> None:
         names = list(map(str, range(num_workers)))

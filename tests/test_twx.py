@@ -96,7 +96,7 @@ def test_free_text_with_a_history_keeps_the_contract() -> None:
 
 
 def obey(env: TextWorldExpress, task: int) -> list[StepResult]:
-    """What wins at `simonsays`."""
+    """Win a game of `simonsays` by obeying; return all steps."""
     results, shown = [], env.reset(task)
     while True:
         (said,) = re.findall(r"Simon says, '(.*?)'", shown.messages[-1].content)
@@ -231,7 +231,7 @@ def test_with_a_history_only_the_first_prompt_tells_the_task() -> None:
 
 @pytest.mark.parametrize("game", ["coin", "sorting", "arithmetic"])
 def test_games_at_once_do_not_disturb_each_other(game: Any) -> None:
-    """In Java the things of a sorting problem exist once, for all games of it."""
+    """Java keeps the objects of a sorting problem only once for all games."""
     wanted = [alone(game, task) for task in range(8)]
     players = [TextWorldExpress(game=game, max_turns=20) for _ in range(16)]
     walks = [walk(env, number // 2) for number, env in enumerate(players)]

@@ -147,7 +147,7 @@ def directly(worker: Any, *unheld: str) -> dict[str, Any]:
 
 
 class Front:
-    """What VllmEngine asks of its one rank."""
+    """The calls that VllmEngine makes to its one rank."""
 
     def __init__(self, worker: Any) -> None:
         self._worker, self._arena = worker, worker.es_arena

@@ -34,7 +34,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def remove(paths: RunPaths, *kept: str) -> None:
-    """Everything that knows how far the run came, but what is named."""
+    """Remove every file that records the run's progress, except the named ones."""
     known: dict[str, Callable[[], object]] = {
         "run.h5": paths.hdf5.unlink,
         "rendezvous.json": paths.rendezvous.unlink,
