@@ -136,7 +136,7 @@ def test_a_run_whose_engine_cannot_see_is_refused_before_it_starts(kind: str) ->
     config = settings()
     count_tasks(config)
     blind = config.model_copy(update={"engine": EngineConfig(kind=kind)})
-    with pytest.raises(ConfigError, match=rf"shows images, and engine\.kind={kind} takes text alone"):
+    with pytest.raises(ConfigError, match=rf"shows images, but engine\.kind={kind} takes only text"):
         count_tasks(blind)
 
 
