@@ -57,7 +57,7 @@ def test_pass_at_k_is_the_formula_of_chen_et_al(num_repeats: int, data: st.DataO
 
 
 def test_estimates_have_no_bias() -> None:
-    """From 8 repeats, the rate at which 4 fresh attempts succeed; the plug-in 1 - (1 - c/n)^k is too low."""
+    """Estimates from 8 repeats how often 4 fresh attempts succeed; the plug-in 1 - (1 - c/n)^k is too low."""
     rng = np.random.default_rng(0)
     rates = rng.uniform(0, 0.4, 4_000)
     solved = rng.uniform(size=(4_000, 8)) < rates[:, None]

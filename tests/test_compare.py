@@ -91,7 +91,7 @@ def test_settings_that_differ_are_named(tmp_path: Path) -> None:
     assert compare([policy(a)], [policy(b)]).differences == ('es.shaping: "zscore" -> "centred_ranks"',)
 
 
-def test_other_tasks_are_refused_with_what_differs(tmp_path: Path) -> None:
+def test_other_tasks_are_refused_with_the_differences(tmp_path: Path) -> None:
     a, b = sides(tmp_path, 30, 10)
     few = policy(make(tmp_path / "few", 10, num_tasks=24))
     with pytest.raises(ConfigError, match="a@8 on 40 tasks, few@8 on 24 tasks; --num-tasks 24 compares the first"):

@@ -94,7 +94,7 @@ def test_a_worker_waits_for_a_head_and_follows_a_newer_one_while_the_older_lives
                 hear_nothing(older, 4 * BEAT_S)
 
 
-def test_what_carries_an_older_generation_is_not_obeyed(paths: RunPaths) -> None:
+def test_messages_of_an_older_generation_are_ignored(paths: RunPaths) -> None:
     with working(paths) as worker, serving(paths, generation=2) as server:
         hear(server, m.Hello)
         server.generation = 1
@@ -118,7 +118,7 @@ def test_a_rendezvous_of_an_older_generation_is_not_followed(paths: RunPaths) ->
 # --- who is alive ---------------------------------------------------------------------------------------------
 
 
-def test_heartbeats_go_on_while_the_worker_computes(paths: RunPaths) -> None:
+def test_heartbeats_continue_while_the_worker_computes(paths: RunPaths) -> None:
     with serving(paths) as server, working(paths):
         hear(server, m.Hello)
         while server.receive(0):
@@ -238,7 +238,7 @@ def test_more_messages_than_one_batch_come_in_several(paths: RunPaths) -> None:
         assert firsts == list(range(600))
 
 
-def test_what_was_sent_before_closing_arrives(paths: RunPaths) -> None:
+def test_messages_sent_before_closing_arrive(paths: RunPaths) -> None:
     farewells = [m.Goodbye("w", "x" * 20_000) for _ in range(200)] + [m.Goodbye("w", "done")]
     with serving(paths) as server:
         with working(paths) as worker:
@@ -248,7 +248,7 @@ def test_what_was_sent_before_closing_arrives(paths: RunPaths) -> None:
         assert pump(server, lambda heard: len(heard) == len(farewells)) == farewells
 
 
-def test_what_the_head_sent_before_closing_arrives(paths: RunPaths) -> None:
+def test_the_heads_messages_sent_before_closing_arrive(paths: RunPaths) -> None:
     farewells = [m.Leave("x" * 2_000_000, False) for _ in range(5)] + [m.Leave("the end", True)]
     with working(paths) as worker:
         with serving(paths) as server:
@@ -259,7 +259,7 @@ def test_what_the_head_sent_before_closing_arrives(paths: RunPaths) -> None:
         assert worker.told == farewells
 
 
-def test_closing_takes_no_longer_than_the_farewell_whoever_is_gone(paths: RunPaths) -> None:
+def test_closing_takes_no_longer_than_the_farewell_timeout(paths: RunPaths) -> None:
     with working(paths) as worker:
         with serving(paths) as server:
             hear(server, m.Hello)

@@ -1,4 +1,4 @@
-"""What strangers can take from a head whose port they reach: no memory to speak of, and no worker's place."""
+"""Strangers who reach the head's port can take neither much memory nor a worker's place."""
 
 import socket
 import subprocess
@@ -25,7 +25,7 @@ from hpc_es.transport.secrets import create_secrets, load_secrets
 
 MIB = 2**20
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-"""Of ZMTP 3.1, which needs no key."""
+"""A greeting of ZMTP 3.1, which needs no key."""
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 @dataclass
 class Stranger:
-    """Who opens connections to a head and announces a frame on each, without a key."""
+    """A stranger who opens connections to a head and announces a frame on each, without a key."""
 
     port: int
     address: str = "127.0.0.1"
@@ -168,7 +168,7 @@ def test_a_connection_with_a_message_under_the_key_is_not_counted_any_more(
         wait_until(lambda: server.guard.num_unauthenticated == 0)
 
 
-def test_a_handshake_that_does_not_go_on_is_ended(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_handshake_is_ended(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_es.transport.control.HANDSHAKE_MS", 200)
     with serving(paths) as server, closing(Stranger(server.port)) as stranger:
         connection = stranger.knock(100)

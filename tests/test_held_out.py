@@ -72,7 +72,7 @@ def test_bars_of_a_curve_are_those_errors(tmp_path: Path) -> None:
 # --- the ceiling -------------------------------------------------------------------------------------------------
 
 
-def test_a_ceiling_is_told_beside_every_success_rate(tmp_path: Path) -> None:
+def test_a_ceiling_is_shown_beside_every_success_rate(tmp_path: Path) -> None:
     run = staged(tmp_path)
     text = "11 of 12 held-out tasks can be solved at all"
     assert held_out.ceiling(run) is None

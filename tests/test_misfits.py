@@ -48,7 +48,7 @@ def test_too_many_workers_waste_their_work_and_idle() -> None:
     assert told(64, population=1000) == []
 
 
-def test_a_lag_that_a_short_run_never_has_is_told() -> None:
+def test_a_lag_that_a_short_run_never_reaches_is_warned_about() -> None:
     (warning,) = told(4, num_updates=100, mode="tail", counts={0: 15, 128: 1})
     assert "asks for results of lag 128, but run.num_updates=100" in warning
     assert told(4, num_updates=129, mode="tail", counts={0: 15, 128: 1}) == []

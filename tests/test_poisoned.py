@@ -87,7 +87,7 @@ def test_a_run_can_be_read_whatever_was_reported(tmp_path: Path, poison: dict[st
     assert (run.evaluations["tokens_in"].isna() | (run.evaluations["tokens_in"] >= 0)).all()
 
 
-def test_what_no_column_holds_is_unknown_or_the_nearest_number(tmp_path: Path) -> None:
+def test_values_that_no_column_can_hold_become_unknown_or_the_nearest_number(tmp_path: Path) -> None:
     poison = {"of_record": {}, "of_result": {"digest": -1}, "of_episode": {"tokens_in": HUGE, "turns": -(2**40)}}
     run = run_of(tmp_path / "run", with_result(list(fake_records()), 3, **poison))
     row = run.evaluations[run.evaluations["digest"].isna() & run.evaluations["fitness"].notna()].iloc[0]

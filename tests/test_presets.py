@@ -51,7 +51,7 @@ COHORTS: dict[str, dict[str, dict[int, int]]] = {
 """Results by lag in the cohort of update 200 (30x100: 120); published.md and the paper's tables."""
 NATURAL = [(size, "async-1") for size in SIZES]
 NUM_WORKERS = 4
-"""Of the published study."""
+"""Number of workers in the published study."""
 
 
 def load_preset(folder: Path, preset: str) -> Config:
@@ -70,7 +70,7 @@ def test_a_condition_has_the_published_cohort(tmp_path: Path, size: str, name: s
 
 
 @pytest.mark.parametrize(("size", "name"), NATURAL)
-def test_async_1_takes_what_comes_at_most_one_version_late(tmp_path: Path, size: str, name: str) -> None:
+def test_async_1_accepts_results_at_most_one_version_late(tmp_path: Path, size: str, name: str) -> None:
     config = load_preset(tmp_path, f"{size}/{name}")
     assert (config.es.population, config.es.tasks_per_member, config.run.num_updates) == SIZES[size]
     schedule = methods.make(config).schedule()
@@ -124,7 +124,7 @@ def test_the_staircase_consumes_cohorts_around_theta_0_at_every_step(tmp_path: P
     assert all(update - 1 - lags[update] == 0 for update in (33, 65, 129))
 
 
-def test_there_is_no_preset_that_nobody_checks() -> None:
+def test_every_preset_is_checked() -> None:
     files = {(path.parent.name, path.stem) for path in STALENESS.glob("*/*.yaml")}
     assert files == {(size, name) for size, names in COHORTS.items() for name in names} | set(NATURAL)
 

@@ -120,7 +120,7 @@ def test_the_same_runs_give_the_same_bytes(root: Path, of_the_tail: Written, tmp
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_what_is_absent_is_named_with_its_reason(of_the_tail: Written) -> None:
+def test_absent_parts_are_named_with_the_reason(of_the_tail: Written) -> None:
     assert set(of_the_tail.absent) == {"at_k", "brackets", "discards", "drift", "horizon", "magnitudes"}
     page, folder = of_the_tail.page.read_text(), of_the_tail.page.parent
     assert page.count("Not shown:") == 6

@@ -24,7 +24,7 @@ class Guard:
         """Whether the environment forked this process."""
         os.register_at_fork(after_in_child=self._note_fork)
         self._file = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        """Stands for all files of this process: an environment that closes those closes this one too."""
+        """A file that shows whether the environment has closed all files of this process, and so this one too."""
         self._identity = _identity(self._file)
         self._handlers: list[Any] | None = None
 
@@ -60,7 +60,7 @@ class Guard:
     def end_if_damaged(self) -> None:
         """Exit naming the running calls if an environment has closed this process's files.
 
-        For whoever meets an error elsewhere: the event loop may fail on a closed file before the call returns.
+        Called when an error occurs elsewhere, because the event loop may fail on a closed file before the call returns.
         """
         if _identity(self._file) != self._identity:
             calls = "; ".join(CALLS.running()) or "a call of an environment"

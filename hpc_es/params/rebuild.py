@@ -18,22 +18,23 @@ def bring_to(
     digests: Mapping[int, int],
     apply: Callable[[Sequence[Commit]], UpdateReport] | None = None,
 ) -> UpdateReport:
-    """theta := theta_version; returns the report of the last pass. `commits` and `digests`: by version, as recorded.
+    """Rebuild theta_version in the arena and return the report of the last pass.
 
-    `apply`: how commits are applied to this arena; default: Arena.apply. Errors: VerifyError when the rebuilt theta is
-    not the bits that the run recorded, or when only a lost checkpoint of a trainer has them; ModelError.
+    `commits` and `digests` map versions to what the run recorded. `apply` applies commits to this arena; default:
+    Arena.apply. Errors: VerifyError when the rebuilt theta does not have the recorded bits, or when they exist only in
+    a lost checkpoint of a trainer; ModelError.
     """
     began_from = checkpoint.restore(paths, arena, version, digests)
     missed = [commits[v] for v in range(began_from + 1, version + 1)]
     if trained := [commit.version for commit in missed if isinstance(commit.body, Weights)]:
         raise VerifyError(
-            f"the checkpoint of theta_{trained[-1]} is missing or damaged, and what a trainer made cannot be computed "
-            f"again: bring {paths.checkpoint(trained[-1])} back from a copy"
+            f"the checkpoint of theta_{trained[-1]} is missing or damaged, and a trainer's result cannot be computed "
+            f"again: restore {paths.checkpoint(trained[-1])} from a copy"
         )
     report = (apply or arena.apply)(missed)
     if (recorded := digests.get(version, report.digest)) != report.digest:
         raise VerifyError(
-            f"theta_{version}, rebuilt from version {began_from} and the journal, has digest {report.digest:016x}, the "
-            f"journal says {recorded:016x}: `hpc-es verify {paths.root}` shows where the bits part"
+            f"theta_{version}, rebuilt from version {began_from} and the journal, has digest {report.digest:016x}, but "
+            f"the journal says {recorded:016x}: `hpc-es verify {paths.root}` shows the first version that differs"
         )
     return report

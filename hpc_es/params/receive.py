@@ -1,6 +1,6 @@
-"""An arena filled from outside, with what another arena holds.
+"""Fill an arena with the contents of another one, received over the network.
 
-Invariant: afterwards it holds theta of the version that it names, proven by the digest; where that fails, theta_0.
+Invariant: afterwards the arena holds theta of the version that it names, as its digest proves, or theta_0 on failure.
 """
 
 from collections.abc import Iterable
@@ -10,22 +10,28 @@ from hpc_es.params.arena import Arena
 
 
 def receive(arena: Arena, version: int, digest: int, buckets: Iterable[memoryview]) -> None:
-    """theta and state := the buckets, one after the other: the memory of an arena of the same layout, at `version`.
+    """Fill theta and state with the buckets, which are consecutive parts of an arena of the same layout at `version`.
 
-    Errors: DigestMismatch when the bits are not those of `digest`, TransportError when there are too many or too few,
-    and whatever `buckets` raises.
+    Errors: DigestMismatch when the bits do not have `digest`, TransportError when there are too many or too few bytes,
+    and errors of `buckets` itself.
     """
     memory, filled = arena.memory.data.cast("B"), 0
     try:
         for bucket in buckets:
             if filled + len(bucket) > len(memory):
-                raise TransportError(f"more than the arena's {len(memory)} bytes came; is its layout another one?")
+                raise TransportError(
+                    f"received more than the arena's {len(memory)} bytes; check that both sides use the same model and "
+                    "configuration"
+                )
             memory[filled : filled + len(bucket)] = bucket
             filled += len(bucket)
         if filled < len(memory):
-            raise TransportError(f"{filled} of the arena's {len(memory)} bytes came; is its layout another one?")
+            raise TransportError(
+                f"received {filled} of the arena's {len(memory)} bytes; check that both sides use the same model and "
+                "configuration"
+            )
         if (found := arena.digest()) != digest:
-            raise DigestMismatch(f"what came as theta_{version} has digest {found:016x}, announced was {digest:016x}")
+            raise DigestMismatch(f"the received theta_{version} has digest {found:016x}; announced was {digest:016x}")
     except BaseException:
         arena.reload(None)
         raise
