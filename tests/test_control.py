@@ -39,6 +39,7 @@ from hpc_es.records import Episode, EvalId, Member, OptimiserStep, Result
 from hpc_es.transport import messages as m
 from hpc_es.transport.control import HeadServer
 from hpc_es.transport.observer import ask
+from hpc_es.transport.rendezvous import read_rendezvous
 from hpc_es.transport.secrets import create_secrets, load_secrets
 
 EPISODE = Episode(7, 0.5, False, 3, 1, 90, 12, 0.8, 0.1, "truncated")
@@ -156,7 +157,7 @@ def test_an_observer_gets_its_answer(paths: RunPaths) -> None:
 def test_an_observer_whose_connection_breaks_asks_again(paths: RunPaths) -> None:
     answers: list[Any] = []
     with serving(paths) as server, forwarding(server) as forwarder:
-        here = msgspec.structs.replace(m.read_rendezvous(paths.rendezvous), port=forwarder.port)
+        here = msgspec.structs.replace(read_rendezvous(paths.rendezvous), port=forwarder.port)
         paths.rendezvous.write_bytes(msgspec.json.encode(here))
         asking = threading.Thread(target=lambda: answers.append(ask(paths, m.StatusRequest(), PATIENCE_S)))
         asking.start()
@@ -320,7 +321,7 @@ def test_a_report_made_without_a_head_is_sent_when_a_head_is_back(paths: RunPath
 def test_a_connection_that_breaks_is_a_new_introduction_and_the_first_word(paths: RunPaths) -> None:
     """Messages in transit are lost, perhaps an assignment; only a new Hello informs the head."""
     with serving(paths) as server, forwarding(server) as forwarder:
-        here = msgspec.structs.replace(m.read_rendezvous(paths.rendezvous), port=forwarder.port)
+        here = msgspec.structs.replace(read_rendezvous(paths.rendezvous), port=forwarder.port)
         paths.rendezvous.write_bytes(msgspec.json.encode(here))
         with working(paths) as worker:
             hear(server, m.Hello)

@@ -26,7 +26,7 @@ from hpc_es.paths import RunPaths
 from hpc_es.transport import messages as m
 from hpc_es.transport.control import HeadServer
 from hpc_es.transport.observer import ask
-from hpc_es.transport.rendezvous import publish
+from hpc_es.transport.rendezvous import Rendezvous, publish, read_rendezvous
 from hpc_es.transport.secrets import create_secrets, load_secrets
 
 
@@ -41,13 +41,13 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def test_a_reader_of_the_rendezvous_never_sees_half_of_it(paths: RunPaths) -> None:
-    here = m.Rendezvous("run", 1, HOST, 1, 1, "node1")
+    here = Rendezvous("run", 1, HOST, 1, 1, "node1")
     publish(paths.rendezvous, here)
     ended, seen = threading.Event(), []
 
     def read() -> None:
         while not ended.is_set():
-            seen.append(m.read_rendezvous(paths.rendezvous))
+            seen.append(read_rendezvous(paths.rendezvous))
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -108,7 +108,7 @@ def test_messages_of_an_older_generation_are_ignored(paths: RunPaths) -> None:
 def test_a_rendezvous_of_an_older_generation_is_not_followed(paths: RunPaths) -> None:
     with working(paths) as worker, serving(paths, generation=2) as server:
         hear(server, m.Hello)
-        old = m.Rendezvous("run", 1, HOST, 9, 1, "node1")
+        old = Rendezvous("run", 1, HOST, 9, 1, "node1")
         paths.rendezvous.write_bytes(msgspec.json.encode(old))
         time.sleep(3 * BEAT_S)
         server.send(b"w", m.Rebuild(1))
@@ -192,7 +192,7 @@ def test_asking_a_dead_head_ends_in_time(paths: RunPaths) -> None:
 
 def test_asking_a_head_that_is_stopped_ends_in_time(paths: RunPaths) -> None:
     with socket.create_server((HOST, 0)) as stopped:  # its system accepts connections, it does not speak
-        publish(paths.rendezvous, m.Rendezvous("run", 1, HOST, stopped.getsockname()[1], 1, "node1"))
+        publish(paths.rendezvous, Rendezvous("run", 1, HOST, stopped.getsockname()[1], 1, "node1"))
         began = time.monotonic()
         with pytest.raises(TransportError, match="no handshake follows"):
             ask(paths, m.StatusRequest(), 0.3)

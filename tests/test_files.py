@@ -13,7 +13,7 @@ import hpc_es.store
 from hpc_es.envs.manifest import read_tasks
 from hpc_es.errors import HpcEsError
 from hpc_es.files import read_bytes, read_json
-from hpc_es.transport.messages import read_rendezvous
+from hpc_es.transport.rendezvous import read_rendezvous
 from hpc_es.worker.seat import _read as read_seat
 
 pytestmark = pytest.mark.timeout(60)

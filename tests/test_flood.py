@@ -21,6 +21,7 @@ from hpc_es.quoting import MAX_MESSAGE
 from hpc_es.records import Episode, EvalId, Result
 from hpc_es.transport import handshakes, limits
 from hpc_es.transport import messages as m
+from hpc_es.transport.rendezvous import Rendezvous, read_rendezvous
 from hpc_es.transport.secrets import create_secrets, load_secrets
 
 MIB = 2**20
@@ -105,7 +106,7 @@ def test_a_flood_takes_bounded_memory_and_few_lines_and_workers_join_and_report(
     with head_process(paths, MIB, log) as head, working(paths, name="early", holding=None) as early:
         report(early, 0)
         assert early.client.flush(PATIENCE_S)
-        there = m.read_rendezvous(paths.rendezvous)
+        there = read_rendezvous(paths.rendezvous)
         assert there is not None
         before = peak_mib(head.pid)
         with closing(Stranger(there.port)) as stranger:
@@ -264,7 +265,7 @@ def test_a_message_that_a_worker_would_not_take_is_an_error_at_the_head(
 def test_a_hostile_endpoint_takes_no_memory_of_a_worker(paths: RunPaths) -> None:
     """It cannot show the head's key, so it can only announce."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        here = m.Rendezvous("run", 1, "127.0.0.1", listener.getsockname()[1], 1, "node1")
+        here = Rendezvous("run", 1, "127.0.0.1", listener.getsockname()[1], 1, "node1")
         paths.rendezvous.write_bytes(msgspec.json.encode(here))
         with working(paths, holding=None):
             connection, _ = listener.accept()

@@ -228,13 +228,13 @@ def recorded(root: Path, config: Config, durations: Durations, num_workers: int)
     """Journal a simulated run as a real head would; its wall-clock."""
     simulation = Simulation(config, durations, num_workers)
     records: list[journal.AnyRecord] = []
-    count = simulation.accounts.add
+    count = simulation.tally.add
 
     def add(record: journal.AnyRecord) -> None:
         records.append(record)
         count(record)
 
-    simulation.accounts.add = add  # type: ignore[method-assign]
+    simulation.tally.add = add  # type: ignore[method-assign]
     result = simulation.run()
     root.mkdir()
     text = config.model_dump_json()

@@ -46,7 +46,7 @@ from hpc_es.paths import RunPaths
 from hpc_es.recorded.verify import verify
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Started
-from hpc_es.transport.messages import read_rendezvous
+from hpc_es.transport.rendezvous import read_rendezvous
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("slurm_cluster")]
 

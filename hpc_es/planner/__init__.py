@@ -21,8 +21,8 @@ from hpc_es.planner.published import Published, published_of
 from hpc_es.planner.shape import Shape, shape_of
 from hpc_es.planner.tokens import Tokens
 from hpc_es.planner.wire import Wire, wire_of
-from hpc_es.simulator.accounts import Simulated
 from hpc_es.simulator.durations import parse
+from hpc_es.simulator.result import SimulationResult
 from hpc_es.simulator.simulate import simulate
 
 __all__ = ["GPUS", "Assumptions", "Plan", "Published", "Shape", "Tokens", "assume", "make_plan", "shape_of"]
@@ -43,7 +43,7 @@ class Plan:
     compute: Compute
     durations: str
     """The predicted seconds in the format of `hpc-es simulate --durations`."""
-    simulated: Simulated
+    simulated: SimulationResult
     num_gpus: int
     """GPUs of all workers, and of the head if it uses one."""
     published: Published | None = None

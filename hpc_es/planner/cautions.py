@@ -10,7 +10,7 @@ from hpc_es.planner.memory import GIB
 from hpc_es.planner.phases import Phases
 from hpc_es.planner.shape import Shape
 from hpc_es.planner.tokens import Tokens
-from hpc_es.simulator.mismatch import misfits
+from hpc_es.simulator.worker_count import worker_count_warnings
 
 if TYPE_CHECKING:
     from hpc_es.planner import Plan
@@ -38,7 +38,7 @@ def cautions_of(config: Config, made: "Plan", takes: Phases, assumed: Assumption
             f"some evaluations would take {longest:,.0f} s and lose their lease after transport.lease_timeout="
             f"{config.transport.lease_timeout:g}: raise it (this plan assumes that), or lower es.tasks_per_member"
         )
-    yield from misfits(config, num_workers, made.durations)
+    yield from worker_count_warnings(config, num_workers, made.durations)
     if made.simulated.arena_share > MAX_ARENA_SHARE:
         yield (
             f"workers idle {made.simulated.arena_share:.0%} of the time while the head adds an update, which takes "

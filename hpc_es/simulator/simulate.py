@@ -33,8 +33,8 @@ from hpc_es.head.ledger import Ledger
 from hpc_es.methods.base import Tasks
 from hpc_es.records import Assignment, Episode, EvalId, Purpose, Result
 from hpc_es.results import fitness_of
-from hpc_es.simulator.accounts import Accounts, Simulated
 from hpc_es.simulator.durations import Durations, uniform
+from hpc_es.simulator.result import SecondsTally, SimulationResult
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 
@@ -61,7 +61,7 @@ class Preemption:
 
 def simulate(
     config: Config, durations: Durations, *, num_workers: int, preemption: Preemption | None = None
-) -> Simulated:
+) -> SimulationResult:
     """Simulate the whole run of `config`. Errors: RunFailed when it cannot finish."""
     return Simulation(config, durations, num_workers, preemption).run()
 
@@ -122,7 +122,7 @@ class Simulation:
         tasks = Tasks(config.es.tasks_per_member, config.eval.num_tasks)
         self.core = Core(self.config, ledger, methods.make(self.config, tasks), config_digest="")
         self.core.joins = Allowance(10**9, 0)  # no limit, because simulated workers do not flood the head
-        self.accounts = Accounts()
+        self.tally = SecondsTally()
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._num_scheduled = self._num_handled = self._num_preemptions = self._losses_in_a_row = 0
@@ -134,7 +134,7 @@ class Simulation:
 
     # --- time -------------------------------------------------------------------------------------------------
 
-    def run(self) -> Simulated:
+    def run(self) -> SimulationResult:
         """Simulate until the core exits. Errors: RunFailed when the run cannot finish, or when no event is left."""
         began = time.perf_counter()
         self._perform(self.core.start(0.0))
@@ -148,7 +148,7 @@ class Simulation:
             function(argument)
         if not self._exit.finished:
             raise RunFailed(self._stuck(self._exit.reason))
-        return self.accounts.simulated(
+        return self.tally.result(
             mode=mode_name(self.config),
             num_workers=self.num_workers,
             population=self.config.es.population,
@@ -164,16 +164,16 @@ class Simulation:
 
     def _pass_time(self, moment: float) -> None:
         seconds, self.now = moment - self.now, moment
-        accounts, ledger = self.accounts, self.core.ledger
+        tally, ledger = self.tally, self.core.ledger
         idle = seconds * (len(self._workers) - self._num_holding)
-        accounts.connected += seconds * len(self._workers)
-        accounts.holding += seconds * self._num_holding
+        tally.connected += seconds * len(self._workers)
+        tally.holding += seconds * self._num_holding
         if ledger.version >= self.config.run.num_updates:
-            accounts.end += idle
-        elif ledger.version not in ledger.digests and len(accounts.pending) >= self.config.es.population:
-            accounts.arena += idle
+            tally.end += idle
+        elif ledger.version not in ledger.digests and len(tally.pending) >= self.config.es.population:
+            tally.arena += idle
         else:
-            accounts.waiting += idle
+            tally.waiting += idle
 
     def _stuck(self, what: str) -> str:
         ledger = self.core.ledger
@@ -200,7 +200,7 @@ class Simulation:
                 case Append(record=record):
                     if isinstance(record, journal.Committed):
                         self._losses_in_a_row = 0
-                    self.accounts.add(record)
+                    self.tally.add(record)
                 case Update(commit=commit):
                     seconds = self.durations.head_update(commit.version)
                     updated = Updated(commit.version, _digest(commit.version), 1.0, seconds)
@@ -299,7 +299,7 @@ class Simulation:
         if worker.holding is not None:
             self._num_holding -= 1
             self._losses_in_a_row += 1
-            self.accounts.lose(self.now - worker.started)
+            self.tally.lose(self.now - worker.started)
         if self._losses_in_a_row > MAX_LOSSES * (self.num_workers + self.config.es.population):
             raise RunFailed(self._stuck("evaluations keep outlasting workers or transport.lease_timeout"))
         incarnation = worker.incarnation + 1

@@ -39,7 +39,7 @@ from hpc_es.records import Assignment, EvalId
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
 from hpc_es.transport import messages
-from hpc_es.transport.messages import Rendezvous
+from hpc_es.transport.rendezvous import Rendezvous
 
 WARM_UP = 2
 GOAL_SHARE = 2.0

@@ -36,6 +36,7 @@ from hpc_es.transport import limits, sockets
 from hpc_es.transport import messages as m
 from hpc_es.transport.collective import EpochEvent, EpochUp, HeadCollective, WorkerCollective, sha256
 from hpc_es.transport.control import HeadServer
+from hpc_es.transport.rendezvous import read_rendezvous
 from hpc_es.transport.secrets import create_secrets, load_secrets
 
 CREATE_DEVICE = ProcessGroupGloo.create_device
@@ -213,7 +214,7 @@ def members(names: list[str]) -> dict[str, Callable[[Any], Any]]:
 
 
 def dealers(names: list[str], paths: RunPaths) -> dict[str, Callable[[Any], Any]]:
-    there, keys, context = m.read_rendezvous(paths.rendezvous), load_secrets(paths), zmq.Context(1)
+    there, keys, context = read_rendezvous(paths.rendezvous), load_secrets(paths), zmq.Context(1)
     assert there is not None
     context.set(zmq.MAX_SOCKETS, 4 * len(names) + 10)
     connections = [sockets.Connection(context, there, keys, name.encode()) for name in names]

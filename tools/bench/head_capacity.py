@@ -48,7 +48,8 @@ from hpc_es.store import records as journal
 from hpc_es.store.frames import Frames
 from hpc_es.store.journal import read_journal
 from hpc_es.transport import messages
-from hpc_es.transport.messages import Rendezvous, decode, encode, read_rendezvous
+from hpc_es.transport.messages import decode, encode
+from hpc_es.transport.rendezvous import Rendezvous, read_rendezvous
 from hpc_es.transport.secrets import load_secrets
 from hpc_es.transport.sockets import Connection
 

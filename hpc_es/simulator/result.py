@@ -1,7 +1,7 @@
-"""Account for the seconds of simulated workers, and summarise a simulated run.
+"""The result of a simulated run, and the tally of worker seconds that it is computed from.
 
-Invariant: every second of a connected worker belongs to exactly one account: busy (it led to a result), lost, waiting
-for a message, or idle for one of three reasons.
+Invariant: every second of a connected worker counts exactly once: as busy (it led to a result), as lost, as waiting for
+a message, or as idle for one of three reasons.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from hpc_es.store import records as journal
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulationResult:
     """Result of a simulated run. Shares are fractions of the seconds that workers were connected, as in the tables of a
     real run."""
 
@@ -76,8 +76,8 @@ class Simulated:
         return max(self.lags)
 
 
-class Accounts:
-    """Sums the seconds of all workers, from the passing of time and from the records that the head writes."""
+class SecondsTally:
+    """Sums the seconds of all workers by use, from the passing of time and from the records that the head writes."""
 
     def __init__(self) -> None:
         self.connected = self.holding = self.waiting = self.arena = self.end = 0.0
@@ -124,7 +124,7 @@ class Accounts:
         self.num_lost += 1
         self.lost += max(seconds, 0.0)
 
-    def simulated(
+    def result(
         self,
         *,
         mode: str,
@@ -134,9 +134,9 @@ class Accounts:
         num_preemptions: int,
         num_events: int,
         compute_s: float,
-    ) -> Simulated:
+    ) -> SimulationResult:
         connected = max(self.connected, 1e-12)
-        return Simulated(
+        return SimulationResult(
             mode=mode,
             num_workers=num_workers,
             population=population,

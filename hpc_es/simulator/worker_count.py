@@ -24,7 +24,7 @@ the same number of workers per member: the shares stay about the same."""
 NEVER_S = 1e12
 
 
-def misfits(config: Config, num_workers: int, durations: str = DURATIONS) -> list[str]:
+def worker_count_warnings(config: Config, num_workers: int, durations: str = DURATIONS) -> list[str]:
     """Warnings about what does not fit, with the remedy; empty if all is well.
 
     `durations` are the durations of evaluations, in the format of `hpc-es simulate`."""
