@@ -12,7 +12,7 @@ from collective_peers import HOST, TIMEOUT_S, Head, Worker
 from hpc_es.errors import DigestMismatch, TransportError
 from hpc_es.params.arena import Arena
 from hpc_es.params.lab_model import write_lab_model
-from hpc_es.params.receive import receive
+from hpc_es.params.rebuild import receive
 from hpc_es.transport import transfer
 from hpc_es.transport.collective import sha256
 from hpc_es.transport.messages import OpenTransfer

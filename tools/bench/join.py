@@ -29,7 +29,7 @@ from harness import Row, alternate, arguments, show
 from hpc_es.noise import threads
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
-from hpc_es.params.receive import receive
+from hpc_es.params.rebuild import receive
 from hpc_es.params.weights import Spec, write
 from hpc_es.paths import RunPaths
 from hpc_es.records import Commit, Consumed, EvalId, Seeds, Term
