@@ -6,7 +6,8 @@ hpc_es/api.py). They are imported when they are first used, so that `import hpc_
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from hpc_es.version import __version__ as __version__
+
 __all__ = ["Arena", "load_config", "plots", "read", "replay", "report", "run", "submit"]
 
 if TYPE_CHECKING:

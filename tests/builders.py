@@ -26,7 +26,7 @@ class Counted(NamedTuple):
 
 
 def counted(commit: Commit) -> tuple[Counted, ...]:
-    """What a commit by seeds consumed, evaluation by evaluation."""
+    """The evaluations that a commit by seeds consumed."""
     return tuple(
         Counted(c.eval_id, t.seed, t.sign, t.sigma, t.subspace, c.fitness, t.utility, t.coefficient, t.partition_seed)
         for c, t in zip(commit.consumed, commit.seeds.terms, strict=True)

@@ -60,7 +60,7 @@ class Worker:
         return self.pipe.recv()
 
     def stop(self) -> None:
-        """As a machine does that hangs."""
+        """Stop responding, like a machine that hangs."""
         os.kill(self.process.pid or 0, signal.SIGSTOP)
 
     def go_on(self) -> None:

@@ -68,7 +68,7 @@ def working(paths: RunPaths, **options: Any) -> Iterator[Worker]:
 
 
 def pump(server: HeadServer, until: Callable[[list[Any]], bool]) -> list[Any]:
-    """What the head hears, heartbeats left out, until it is enough."""
+    """Messages that the head receives, without heartbeats, until `until` holds."""
     heard: list[Any] = []
     deadline = time.monotonic() + PATIENCE_S
     while not until(heard):

@@ -69,7 +69,7 @@ def ring(elements: int, num_slots: int = 2) -> Ring:
 
 
 def regions(arena: Arena, rank: int, num_ranks: int) -> list[Region]:
-    """Of a rank: rows of matrices, columns of one of them, a copy of each vector (the first rank's counts)."""
+    """Regions of a rank: rows of matrices, columns of one of them, a copy of each vector (the first rank's counts)."""
     made = []
     for name in arena.names:
         rows, *columns = arena.shape(name)

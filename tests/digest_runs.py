@@ -112,7 +112,8 @@ class Run(theatre.Stage):
         return [theatre.hashed(policy, task, assignment.sampling_seed) % levels / levels for task in assignment.tasks]
 
     def play(self) -> None:
-        """Until the head exits. Messages arrive at once; the first evaluation fails, and the last worker is slow."""
+        """Play until the head exits. Messages arrive at once; the first evaluation fails, and the last worker is
+        slow."""
         quick, slow = [self.add_worker("w0"), self.add_worker("w1")], self.add_worker("w2")
         quick[0].errors = 1
         num_finished = 0
@@ -131,7 +132,7 @@ class Run(theatre.Stage):
 
 
 def digests_of(schedule: str, method: str, model: Path) -> dict[str, str]:
-    """What identifies one run, and a few words about what happened in it."""
+    """The digests that identify one run, and a short description of its events."""
     run = Run(schedule, method, model)
     run.play()
     commits = run.commits()
@@ -171,7 +172,7 @@ def spelled_commit(commit: Any) -> tuple[Any, ...]:
 
 
 def _hash(value: Any) -> str:
-    """Of plain Python values, whose repr is exact."""
+    """Digest of plain Python values, whose repr is exact."""
     return hashlib.blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 

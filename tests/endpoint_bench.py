@@ -46,7 +46,7 @@ def ask(
 
 
 def info_of(server: ChatServer, **others: Any) -> EngineInfo:
-    """Of an engine that was started and closed."""
+    """Facts of an engine that was started and closed."""
 
     async def started_and_closed() -> EngineInfo:
         engine = await started(server, **others)

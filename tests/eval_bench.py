@@ -1,4 +1,4 @@
-"""What tests of evaluations begin with: a run of the laboratory, a file of other tasks, and ways to stop."""
+"""Set-up of tests of evaluations: a run of the lab, a file of other tasks, and ways to stop."""
 
 from pathlib import Path
 
@@ -53,7 +53,7 @@ def episodes(root: Path, source: str = LATER) -> list[tuple[int, int, int, float
 
 
 def dies_after(monkeypatch: pytest.MonkeyPatch, num_batches: int, error: BaseException) -> None:
-    """Of the next evaluation."""
+    """Make the next evaluation fail with `error` after `num_batches` batches."""
     whole, played = Solo.play, 0
 
     async def play(self: Solo, assignment: Assignment) -> Played:

@@ -115,7 +115,7 @@ def prompt_of(model: ModelConfig) -> dict[str, Any]:
 
 
 def expected(model: ModelConfig, arena: Arena, folder: Path) -> list[float]:
-    """Of a checkpoint that holds the member, in transformers."""
+    """Log-probabilities of a checkpoint that holds the member, computed by transformers."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text((Path(model.path) / "config.json").read_text())
     tensors = {name: torch.from_numpy(arena.perturbed(name, MEMBER, "float32")) for name in arena.names}

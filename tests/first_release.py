@@ -18,7 +18,7 @@ DIGESTS = (
     0x45AB65D6009A9F54,
     0x72D00C3A4444B857,
 )
-"""Of theta_0 to theta_8, the run's end; theta_7 and theta_8 are still to be computed."""
+"""Digests of theta_0 to theta_8, the run's end; theta_7 and theta_8 are still to be computed."""
 
 
 def unpack(folder: Path) -> Path:

@@ -28,7 +28,7 @@ SPECIAL = np.array(SPECIAL_BITS, np.uint32).view(np.float32)
 
 
 class Layout(NamedTuple):
-    """What a pass is over: `size` elements of theta's memory, of which `count` are values."""
+    """The extent of a pass: `size` elements of theta's memory, of which `count` are values."""
 
     size: int
     count: int

@@ -1,4 +1,4 @@
-"""What tests on a real Slurm cluster ask of it, do to it, and wait for."""
+"""Helpers for tests on a real Slurm cluster: queries, actions and waits."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ from hpc_es.transport.observer import ask
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = str(ROOT / "tools" / "slurm_cluster.sh")
 LIMIT_S = 300.0
-"""For anything that takes a minute on a machine that has nothing else to do."""
+"""Time limit for anything that takes up to a minute on an idle machine."""
 
 
 def hpc_es(*arguments: str | Path) -> str:
@@ -47,7 +47,7 @@ def status(paths: RunPaths) -> Status | None:
 
 
 def seats(paths: RunPaths) -> set[str]:
-    """Of the workers that the head knows."""
+    """The workers that the head knows."""
     now = status(paths)
     return {worker.seat for worker in now.workers} if now else set()
 
@@ -59,7 +59,8 @@ def workers(paths: RunPaths) -> set[str]:
 
 
 def wait_for_work(submission: Submission, *names: str, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Until these incarnations, 12_0.1 is the second of 12_0, work on something; `meanwhile` again and again."""
+    """Wait until these incarnations (12_0.1 is the second of 12_0) work on something, calling `meanwhile`
+    repeatedly."""
 
     def busy() -> bool:
         meanwhile()
@@ -72,7 +73,7 @@ def wait_for_work(submission: Submission, *names: str, meanwhile: Callable[[], o
 
 
 def node_of(job: str) -> str:
-    """Where it runs."""
+    """The node where a job runs."""
     return Slurm().statuses([job])[0].node
 
 

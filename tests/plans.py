@@ -1,4 +1,4 @@
-"""What the planner's tests plan: models that are only numbers, an episode, and GPUs by name."""
+"""Inputs of the planner's tests: models given only by numbers, an episode, and GPUs by name."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ QWEN_4B, QWEN_27B = 4.515e9, 27.78e9
 
 
 def of(parameters: float, **changes: Any) -> Shape:
-    """As Qwen3-4B's in its layers."""
+    """A model given by numbers, with the KV cache of Qwen3-4B."""
     known = {"trained": parameters, "active": parameters, "kv_elements": 2 * 36 * 8 * 128, "kv_heads": 8}
     return Shape(**{"parameters": parameters, "source": "given", **known, **changes})
 

@@ -45,11 +45,11 @@ ALPHA, SIGMA = 5e-4, 1e-3
 
 @dataclass
 class Staged:
-    """What is to be made up. `success`: version -> solved held-out tasks of `num_tasks`."""
+    """Description of a made-up run. `success` maps versions to solved held-out tasks of `num_tasks`."""
 
     staleness: dict[str, Any] = field(default_factory=lambda: {"mode": "sync"})
     composition: Composition | None = None
-    """None: natural."""
+    """Fixed composition of the cohorts; None for natural staleness."""
     population: int = 4
     num_updates: int = 8
     workers: int = 2
@@ -61,9 +61,9 @@ class Staged:
     es: dict[str, Any] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)
     fitness: Callable[[int, float], float] = lambda version, noise: 0.1 * version + 0.05 * noise
-    """Of a member dispatched at `version`, from a standard normal number."""
+    """Fitness of a member dispatched at `version`, from a standard normal number."""
     spread: float = 0.8
-    """Of the logarithm of an evaluation's seconds; median 1 s."""
+    """Standard deviation of the logarithm of an evaluation's seconds; median 1 s."""
     model: str = "models/none"
     device: str = "cpu"
     finish: Callable[[Commit], tuple[Commit, float]] = lambda commit: (commit, 0.01)

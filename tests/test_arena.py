@@ -130,7 +130,7 @@ def test_tensors_for_multi_token_prediction_are_not_trained_but_count_for_the_di
     others = [name for name in arena.names if name != "mtp.fc.weight"]
     assert (arena.digest_of(others) + arena.digest_of(["mtp.fc.weight"])) % 2**64 == arena.digest()
     assert arena.digest_of(["mtp.fc.weight"]) != 0
-    with pytest.raises(ModelError, match=r"mtp\.\* never is: no engine computes with it"):
+    with pytest.raises(ModelError, match=r"mtp\.\* is never trained"):
         Arena.from_pretrained(tmp_path / "model", include=["mtp.*"])
 
 
@@ -231,7 +231,7 @@ def test_a_null_commit_advances_the_version_and_leaves_theta_alone(model: Path) 
 @pytest.mark.parametrize("versions", [[2], [1, 3], [1, 1], [0]])
 def test_commits_that_do_not_follow_on_are_refused_and_change_nothing(model: Path, versions: list[int]) -> None:
     arena = Arena.from_pretrained(model)
-    with pytest.raises(StoreError, match="do not follow on"):
+    with pytest.raises(StoreError, match="do not continue"):
         arena.apply([commit(version) for version in versions])
     assert (arena.version, arena.digest()) == (0, arena.base_digest)
 
@@ -251,7 +251,7 @@ def test_tensors_outside_the_scope_stay_as_they_are_and_count_in_the_digest(mode
 
 
 def test_a_scope_that_trains_nothing_is_refused(model: Path) -> None:
-    with pytest.raises(ModelError, match="nothing to train"):
+    with pytest.raises(ModelError, match="select none of the"):
         Arena.from_pretrained(model, include=("transformer.*",))
 
 
@@ -304,7 +304,7 @@ def test_perturbed_tensors_are_those_of_the_reference(model: Path, dtype: Dtype,
     assert arena.digest() == arena.base_digest
 
 
-def test_perturbed_fills_what_it_is_given_and_refuses_what_it_cannot_fill(model: Path) -> None:
+def test_perturbed_fills_a_given_array_and_refuses_an_unsuitable_one(model: Path) -> None:
     arena, name = Arena.from_pretrained(model), EMBEDDING
     out = np.empty(arena.shape(name), np.uint16)
     assert np.shares_memory(arena.perturbed(name, Member(1, 1, 1e-3), "bfloat16", out), out)
@@ -326,7 +326,7 @@ def test_a_given_buffer_is_used_and_a_small_one_refused(model: Path) -> None:
         Arena.from_pretrained(model, buffer=bytearray(64))
 
 
-def test_another_process_sees_the_same_memory_and_nothing_remains_of_it(model: Path) -> None:
+def test_another_process_sees_the_same_memory_which_is_freed_afterwards(model: Path) -> None:
     shared_memory = set(os.listdir("/dev/shm"))
     code = (
         "import sys, time; from hpc_es.params import Arena\n"
@@ -354,7 +354,7 @@ def test_another_process_sees_the_same_memory_and_nothing_remains_of_it(model: P
     assert set(os.listdir("/dev/shm")) <= shared_memory
 
 
-def test_arenas_that_do_not_fit_are_refused_with_what_would_fit(model: Path) -> None:
+def test_arenas_that_do_not_fit_are_refused_with_the_number_that_would(model: Path) -> None:
     each = num_bytes(model)
     check_memory(model, 3, limit=3 * each)
     with pytest.raises(ModelError, match="2 would fit"):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from staged_run import Staged, stage, sync, write_facts
 
-from hpc_es.analysis.figures.at_k import at_k, curve, max_at_k, mean_at_k, pass_at_k, plot_at_k
+from hpc_es.analysis.figures.at_k import plot_at_k
+from hpc_es.analysis.statistics.at_k import at_k, curve, max_at_k, mean_at_k, pass_at_k
 from hpc_es.analysis.statistics.intervals import bootstrap_mean
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError, NothingToShow
@@ -56,7 +57,7 @@ def test_pass_at_k_is_the_formula_of_chen_et_al(num_repeats: int, data: st.DataO
 
 
 def test_estimates_have_no_bias() -> None:
-    """From 8 repeats, the rate at which 4 fresh attempts succeed; the plug-in 1 - (1 - c/n)^k is too low."""
+    """Estimates from 8 repeats how often 4 fresh attempts succeed; the plug-in 1 - (1 - c/n)^k is too low."""
     rng = np.random.default_rng(0)
     rates = rng.uniform(0, 0.4, 4_000)
     solved = rng.uniform(size=(4_000, 8)) < rates[:, None]
@@ -88,9 +89,9 @@ def test_a_curve_goes_as_far_as_there_are_repeats_and_climbs() -> None:
 
 def test_too_few_repeats_are_named_with_how_many_are_needed() -> None:
     for estimator in (pass_at_k, mean_at_k, max_at_k):
-        with pytest.raises(ConfigError, match="k=8 attempts need at least 8 repeats of every task, there are 4"):
+        with pytest.raises(ConfigError, match="k=8 attempts need at least 8 repeats of every task, but there are 4"):
             estimator(np.ones((3, 4)), 8)
-        with pytest.raises(ConfigError, match="k=0 attempts are none: k must be at least 1"):
+        with pytest.raises(ConfigError, match="k=0 must be at least 1"):
             estimator(np.ones((3, 4)), 0)
         with pytest.raises(ConfigError, match=r"must be \[tasks, repeats\]"):
             estimator(np.ones(3), 1)

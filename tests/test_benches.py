@@ -49,7 +49,23 @@ def test_the_store_is_measured_and_becomes_markdown():
     assert len(re.findall(r"^\| .* \|$", table, re.MULTILINE)) == len(rows) + 3  # titles, line, bench
 
 
-def test_what_a_commit_waits_for_and_the_heads_own_time_are_read_from_the_journal(tmp_path, monkeypatch, capsys):
+@pytest.mark.slow
+def test_a_commit_is_measured_with_a_real_head():
+    line = run(
+        "tools/bench/commit.py", "--updates", "2", "--members", "4", "--workers", "3", "--parameters", "64", "--json"
+    )
+    rows = json.loads(line.splitlines()[-1])["rows"]
+    assert rows[0]["ours"] > 0
+
+
+@pytest.mark.slow
+def test_the_capacity_of_a_real_head_is_measured_and_no_result_is_lost():
+    table = run("tools/bench/head_capacity.py", "--clients", "6", "--updates", "2", "--tasks", "1", "--modes", "sync")
+    *_, lost, double = table.splitlines()[-1].split()
+    assert (lost, double) == ("0", "0")
+
+
+def test_the_waits_of_a_commit_and_the_heads_time_are_read_from_the_journal(tmp_path, monkeypatch, capsys):
     """Cohorts are full at 10, 20, 40 and 80 s. One waits 4 s more, until an evaluation of the centre is handed out. A
     worker begins on what comes of them 0.1, 0.2 and 0.4 s later; the one that begins last had been busy 0.3 s of it."""
     monkeypatch.syspath_prepend(ROOT / "tools/bench")
@@ -86,7 +102,7 @@ def test_what_a_commit_waits_for_and_the_heads_own_time_are_read_from_the_journa
     )
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path):
+def test_a_folder_that_is_not_a_run_is_named(tmp_path):
     done = subprocess.run(
         [sys.executable, "tools/bench/commit.py", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )

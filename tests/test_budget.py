@@ -22,7 +22,7 @@ def test_an_evaluation_fits_while_the_longest_recent_one_and_a_margin_do():
     assert budget.fits(elapsed_s=50)
 
 
-def test_what_was_slow_long_ago_is_forgotten():
+def test_slow_evaluations_long_ago_are_forgotten():
     budget = Budget(time.time() + 100 + MARGIN_S)
     budget.note(1000)
     for _ in range(8):

@@ -88,7 +88,7 @@ def test_of_equally_fast_ways_staying_and_then_the_newest_come_first():
     assert [way.load for way in ways(7, 9, [3, 7], lambda version: 1.0, free)] == [None, 7, 3, 0]
 
 
-def test_a_way_reads_as_what_is_done():
+def test_a_way_prints_its_steps():
     assert str(Way(None, range(4, 9), 1.234)) == "from here by 5 commits in 1.2 s"
     assert str(Way(0, range(1, 9), 20.0)) == "from the base model by 8 commits in 20 s"
     assert str(Way(5, range(6, 6), 0.5)) == "from checkpoint 5 by 0 commits in 0.5 s"
@@ -119,7 +119,7 @@ def test_costs_are_never_negative_and_always_finite(base_load, history):
         if what == "load":
             measured.loaded(took)
         elif what == "lost":
-            measured.load_lost()
+            measured.load_not_chosen()
         else:
             measured.applied(amount, took)
     assert all(0 <= cost < math.inf for cost in measured.costs)
@@ -161,7 +161,7 @@ def test_one_slow_read_does_not_decide_for_ever():
     measured.loaded(100.0)
     lost = 0
     while ways(0, 20, [20], lambda version: 1.0, measured.costs)[0].load is None:
-        measured.load_lost()
+        measured.load_not_chosen()
         lost += 1
     assert measured.costs.load == pytest.approx(100 * UNTRIED_LOAD_DECAY**lost)
     assert 0 < lost < 500
@@ -195,7 +195,7 @@ def run(tmp_path: Path) -> tuple[RunPaths, ModelConfig, list[int]]:
 
 
 def travel(run: tuple[RunPaths, ModelConfig, list[int]], price: Costs, *stops: int) -> None:
-    """To these versions, one after the other; every one has the head's digest."""
+    """Go to these versions one after the other; every one has the head's digest."""
     paths, model, digests = run
 
     async def obtain(wanted: range) -> list[Commit]:
@@ -229,7 +229,7 @@ DEAR_LOADS, DEAR_COMMITS = Costs(1e6, 0.1, 0.1), Costs(0.5, 0.1, 0.1)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What was logged about choices, up to the predicted time."""
+    """The logged choices, up to the predicted time."""
     return [record.message.partition(" in ")[0] for record in caplog.records if "other ways" in record.message]
 
 

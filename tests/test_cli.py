@@ -137,7 +137,7 @@ def test_a_file_needs_a_folder_to_lie_in(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
-def test_a_long_table_shows_its_ends_and_what_is_notable() -> None:
+def test_a_long_table_shows_its_ends_and_notable_rows() -> None:
     rows = list(range(40))
     assert excerpt(rows, lambda row: row == 20, whole=False) == [0, 1, 2, 3, None, 20, None, 36, 37, 38, 39]
     assert excerpt(rows, lambda row: False, whole=True) == rows
@@ -233,7 +233,7 @@ def test_without_a_terminal_each_version_is_one_line(capsys: pytest.CaptureFixtu
     ]  # fmt: skip
 
 
-def test_a_run_folder_that_was_copied_to_another_name_is_told_what_goes_on(config_file: Path) -> None:
+def test_a_run_folder_copied_to_another_name_lists_the_overrides_it_needs(config_file: Path) -> None:
     copied = Path("runs/other")
     copied.mkdir(parents=True)
     config_file.rename(copied / "config.yaml")

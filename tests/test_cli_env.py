@@ -51,19 +51,19 @@ def parrot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "my_parrot:Parrot"
 
 
-def test_list_names_every_built_in_environment_with_what_it_is_and_its_options() -> None:
+def test_list_names_every_built_in_environment_with_its_description_and_options() -> None:
     listed = json.loads(invoke("list", "--json").stdout)
     assert list(listed) == envs.registered()
-    assert listed["sudoku"]["what"].startswith("Sudoku as an agent plays it")
+    assert listed["sudoku"]["what"].startswith("Sudoku for agents")
     assert listed["sudoku"]["options"]["size"] == "9"
     assert listed["sudoku"]["choices"]["action"] == ["move", "digit"]
     assert "countdown" in invoke("list").stdout
 
 
-def test_list_says_what_the_options_of_one_environment_mean(parrot: str) -> None:
+def test_list_explains_the_options_of_one_environment(parrot: str) -> None:
     shown = invoke("list", "webshop").stdout
     assert "actions = 'free'  (free, rank)" in shown
-    assert "max_text: characters of each text" in shown
+    assert "max_text: most characters of each text" in shown
     assert "Errors:" not in shown
     assert "fault = 'none'" in invoke("list", parrot).stdout
     assert "did you mean 'sudoku'" in invoke("list", "sudoko").stderr
@@ -93,7 +93,7 @@ def test_check_passes_an_environment_that_keeps_the_contract(parrot: str) -> Non
         (("sudoku", "size=5"), 2, "option size=5"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_message(parrot: str, arguments: tuple[str, ...], code: int, message: str) -> None:
+def test_a_mistake_is_reported_in_one_message(parrot: str, arguments: tuple[str, ...], code: int, message: str) -> None:
     result = invoke("check", *arguments)
     assert result.exit_code == code
     assert message in result.stderr
@@ -117,7 +117,7 @@ def test_a_person_can_solve_a_sudoku_by_the_numbers_of_the_choices() -> None:
     assert "after 2 turns: reward 1, solved" in result.stdout
 
 
-def test_a_line_that_ends_in_a_backslash_goes_on_with_the_next(parrot: str) -> None:
+def test_a_line_that_ends_in_a_backslash_continues_on_the_next(parrot: str) -> None:
     assert "reward 0, not solved" in invoke("play", parrot, lines="word0\\\nword0\n").stdout
     Path("echo.py").write_text(THIRD_PARTY.replace("text == word", "text == 'a\\nb'"))
     assert "reward 1, solved" in invoke("play", "echo:Parrot", lines="a\\\nb\n").stdout

@@ -40,7 +40,7 @@ def episodes(run: Path, *arguments: object) -> Result:
     return CliRunner().invoke(app, ["episodes", str(run), *map(str, arguments)])
 
 
-def test_without_a_member_it_lists_what_was_kept(run: Path) -> None:
+def test_without_a_member_it_lists_the_kept_episodes(run: Path) -> None:
     result = episodes(run)
     assert result.exit_code == 0
     assert "3 kept episodes\nread one with" in result.stdout
@@ -56,7 +56,7 @@ def test_a_kept_episode_is_shown_word_by_word_whatever_its_words(run: Path) -> N
     assert "truncated after 2 turns, reward 0.5, not solved" in shown
 
 
-def test_what_a_model_or_a_program_wrote_gives_the_terminal_no_orders(run: Path) -> None:
+def test_text_from_models_and_programs_cannot_control_the_terminal(run: Path) -> None:
     keep(RunPaths(run), 2, 3, "\x1b[2Jclear", text="title \x1b]0;mine\x07 \x9b5m\ttab\r\nnext")
     shown = episodes(run, "--member", 3).output
     assert r"\x1b[2Jclear" in shown
@@ -110,6 +110,6 @@ def test_a_long_list_says_how_to_see_the_rest(run: Path, monkeypatch: pytest.Mon
         (("--version", 99), "at version 99: kept are some of version "),
     ],
 )
-def test_what_is_not_there_is_said(run: Path, arguments: tuple[object, ...], message: str) -> None:
+def test_missing_episodes_are_reported(run: Path, arguments: tuple[object, ...], message: str) -> None:
     result = episodes(run, *arguments)
     assert (result.exit_code, message in result.stderr) == (2, True)

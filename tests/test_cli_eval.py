@@ -95,7 +95,7 @@ def test_one_version_answers_at_the_top(root: Path) -> None:
 
 
 def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> None:
-    assert "only show what batching changes" in invoke("eval", root, "--repeats", 2, "--num-tasks", 4).stdout
+    assert "differ only by effects of batching" in invoke("eval", root, "--repeats", 2, "--num-tasks", 4).stdout
 
 
 @pytest.mark.parametrize(
@@ -106,17 +106,17 @@ def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> N
         (["run", "--versions", "7"], "version 7 does not exist"),
         (["run", "--name", "../x"], "--name ../x must consist of letters"),
         (["run", "--name", ""], "--name  must consist of letters"),
-        (["run", "--name", "run"], "--name run stands for what the run itself measured"),
+        (["run", "--name", "run"], "--name run is reserved for the run's own evaluations"),
         (["run", "--out", "x"], "--out x is for models and endpoints"),
         (["model", "--model", "x", "--task", "task.yaml"], "--model x is for runs and endpoints; model is a model"),
         (["run", "--model", "x"], "model.path=x: no such folder"),
-        (["model"], "model has no tasks of its own: --task FILE"),
+        (["model"], "model has no tasks of its own: name them with --task FILE"),
         (["model", "--task", "task.yaml", "--versions", "3"], "model is not a run, so it has only version 0"),
         (["http://localhost:1/v1", "--task", "task.yaml"], "--model NAME says which of its models"),
         (["ftp://a", "--model", "m", "--task", "task.yaml"], "must be a base URL with http:// or https://"),
     ],
 )
-def test_a_mistake_is_said_in_a_line(root: Path, arguments: list[str], complaint: str) -> None:
+def test_a_mistake_is_reported_in_one_line(root: Path, arguments: list[str], complaint: str) -> None:
     assert complaint in invoke("eval", *arguments, code=2).stderr
 
 

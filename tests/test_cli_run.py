@@ -40,7 +40,7 @@ launch: {workers: 2, stop_timeout: 30s}
 
 
 def hpc_es(*arguments: str) -> Result:
-    """In this process: what needs processes of its own has them."""
+    """Run the command in this process; head and workers get processes of their own."""
     return CliRunner().invoke(app, list(arguments))
 
 
@@ -76,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def wait_for_commit(run: Path, launcher: subprocess.Popen[bytes]) -> None:
-    """Until head and workers have made a version together."""
+    """Wait until head and workers have made a version together."""
     deadline = time.monotonic() + 300
     while launcher.poll() is None and time.monotonic() < deadline:
         if any(isinstance(record, Committed) for record in read_journal(run, warn=lambda text: None)):
@@ -155,7 +155,7 @@ def test_a_version_that_does_not_exist_is_named(folder: Path) -> None:
     assert not (folder / "nowhere").exists()
 
 
-def test_evaluating_a_version_afterwards_repeats_what_the_run_measured(folder: Path) -> None:
+def test_evaluating_a_version_afterwards_repeats_the_runs_results(folder: Path) -> None:
     answer = hpc_es_json("eval", "runs/small", "--version", "2")
     assert (answer["version"], answer["num_tasks"]) == (2, 4)
     assert list((folder / "runs/small/evals").iterdir())

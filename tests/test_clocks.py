@@ -11,10 +11,10 @@ from hdf5_tables import assert_same, from_journal, tables
 from msgspec.structs import replace
 
 import hpc_es.store
-from hpc_es.analysis.figures.timeline import spans, worker_shares
-from hpc_es.analysis.figures.waiting import members
 from hpc_es.analysis.statistics.progress import head_spans, progress
-from hpc_es.analysis.statistics.tables import render, summary
+from hpc_es.analysis.statistics.summary import render, summary
+from hpc_es.analysis.statistics.timeline import spans, worker_shares
+from hpc_es.analysis.statistics.waiting import members
 from hpc_es.paths import RunPaths
 from hpc_es.store.clock import Clock
 from hpc_es.store.hdf5 import rebuild
@@ -96,7 +96,7 @@ def test_nothing_takes_less_than_no_time_when_the_clock_was_set_back(tmp_path: P
 
 
 def test_a_worker_that_was_there_before_and_after_did_not_wait_a_year(right: Run, tmp_path: Path) -> None:
-    """As long as a worker may wait for its head is what the tables give it."""
+    """The tables count at most the time that a worker may wait for its head."""
     run = run_of_two_heads(tmp_path / "set", YEAR)
     more = run.workers["seconds_connected"] - right.workers["seconds_connected"]
     assert ((more > 0) & (more < 4300)).all()
@@ -112,8 +112,8 @@ def test_a_clock_that_is_set_while_a_head_runs_is_not_noticed(monkeypatch: pytes
         assert 0 <= clock() - before < 60
 
 
-def test_whoever_writes_a_journal_uses_that_clock() -> None:
-    """By its source: no record has a time of the wall clock."""
+def test_every_writer_of_a_journal_uses_that_clock() -> None:
+    """No record has a wall-clock time; checked in the source."""
     package = Path(hpc_es.__file__).parent
     for folder in ("head", "launch", "store", "worker"):
         for path in (package / folder).rglob("*.py"):
@@ -123,7 +123,7 @@ def test_whoever_writes_a_journal_uses_that_clock() -> None:
 
 
 def test_a_time_that_runs_backwards_within_a_head_is_moved_too() -> None:
-    """As in a journal of an evaluation of the first release, whose times were the wall clock's."""
+    """A journal like that of an evaluation of the first release, with wall-clock times."""
     projection = Projection()
     for record in [started(1, 0), Noted(2000.0, "info", "a"), Noted(1500.0, "info", "b"), Noted(1501.0, "info", "c")]:
         projection.add(record)

@@ -194,7 +194,7 @@ def test_the_backend_is_one_that_everybody_has(wanted: str, backends: list[Backe
 
 
 @pytest.mark.parametrize("wanted", ["auto", "nccl"])
-def test_processes_that_share_a_gpu_get_gloo_and_are_told_why(wanted: str) -> None:
+def test_processes_that_share_a_gpu_use_gloo_and_log_why(wanted: str) -> None:
     offers = [Offer("nccl", "GPU-a"), Offer("nccl", "GPU-b"), Offer("nccl", "GPU-a")]
     assert choose_backend(wanted, offers[:2]) == Choice("nccl")
     choice = choose_backend(wanted, offers)

@@ -91,13 +91,13 @@ def test_settings_that_differ_are_named(tmp_path: Path) -> None:
     assert compare([policy(a)], [policy(b)]).differences == ('es.shaping: "zscore" -> "centred_ranks"',)
 
 
-def test_other_tasks_are_refused_with_what_differs(tmp_path: Path) -> None:
+def test_other_tasks_are_refused_with_the_differences(tmp_path: Path) -> None:
     a, b = sides(tmp_path, 30, 10)
     few = policy(make(tmp_path / "few", 10, num_tasks=24))
-    with pytest.raises(ConfigError, match="a@8 on 40 tasks, few@8 on 24 tasks; --num-tasks 24 takes the first"):
+    with pytest.raises(ConfigError, match="a@8 on 40 tasks, few@8 on 24 tasks; --num-tasks 24 compares the first"):
         compare(a, [few])
     assert compare(a, [few], num_tasks=24).reward.num_tasks == 24
-    with pytest.raises(ConfigError, match="--num-tasks 25 is more than were played"):
+    with pytest.raises(ConfigError, match="--num-tasks 25 is more than the number of tasks played"):
         compare(a, [few], num_tasks=25)
     config = a[0].run.config
     for section, key, value, complaint in (
@@ -116,7 +116,7 @@ def test_the_same_options_on_other_data_are_other_tasks(tmp_path: Path) -> None:
     write_facts(tmp_path / "a", [TaskFacts(f"goal {task}") for task in range(NUM_TASKS)])
     compare(a, b)  # nothing is known of b's
     write_facts(tmp_path / "b", [TaskFacts(f"goal {task if task < 5 else task + 1}") for task in range(NUM_TASKS)])
-    with pytest.raises(ConfigError, match="were evaluated on other tasks \\(task 5: goal 5 and goal 6\\)"):
+    with pytest.raises(ConfigError, match="were evaluated on different tasks \\(task 5: goal 5 and goal 6\\)"):
         compare(a, b)
 
 

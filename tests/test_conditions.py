@@ -91,7 +91,7 @@ def test_runs_that_differ_only_in_seed_and_name_are_one_condition(tmp_path: Path
     assert [label for label, _ in labelled(runs)] == ["Sync, seed 0", "Sync, seed 1", "Lag-2 50 %"]
 
 
-def test_conditions_of_one_label_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+def test_conditions_with_equal_labels_are_distinguished_by_their_differences(tmp_path: Path) -> None:
     runs = [
         staged(tmp_path),
         staged(tmp_path, population=6, composition=sync(6)),
@@ -128,7 +128,7 @@ def test_labels_are_those_of_the_paper(staleness: dict[str, object], label: str)
     assert staleness_label(staleness) == label
 
 
-def test_a_label_names_what_the_method_adds(tmp_path: Path) -> None:
+def test_a_label_names_the_methods_additions(tmp_path: Path) -> None:
     es = {"subspaces": 4, "shaping": "centred_ranks", "optimiser": {"kind": "adam"}, "control": "random-walk"}
     assert condition_label(staged(tmp_path, es=es)) == "Sync, CoPES-4, centred ranks, adam, random walk"
 
@@ -206,7 +206,7 @@ def test_an_unnamed_run_does_not_join_a_name_of_other_settings(tmp_path: Path) -
     assert list(named) == ["Sync", "Sync (run2)"]  # type: ignore[arg-type]
 
 
-def test_runs_of_unequal_length_are_no_pair_and_the_foot_says_so(tmp_path: Path) -> None:
+def test_runs_of_unequal_length_are_not_paired_and_the_footnote_says_so(tmp_path: Path) -> None:
     lag = {"staleness": LAG_2, "composition": tail({0: 2, 2: 2})}
     runs = {
         "Sync": [staged(tmp_path, seed=seed) for seed in (0, 1)],

@@ -95,7 +95,7 @@ line_breaks = st.text("a \n\r\t\x85\u2028\u2029\ufeff'\":#")
 
 
 @given(json_like | tricky_text | line_breaks)
-def test_what_dump_writes_is_read_back_equal(value: Any) -> None:
+def test_dumped_configurations_are_read_back_equal(value: Any) -> None:
     assert yaml12.plain(yaml12.parse(yaml12.dump(value), "test")) == value
     assert yaml12.plain(yaml12.parse(yaml12.dump_inline(value), "test")) == value
 
@@ -110,7 +110,7 @@ def test_durations_in_every_usual_form(config_file: Path, text: str, seconds: fl
 
 
 @pytest.mark.parametrize("text", ["soon", "'90'", "90x", "''", "-3", "0", "1:2:3:4"])
-def test_what_is_no_duration_is_refused(config_file: Path, text: str) -> None:
+def test_invalid_durations_are_refused(config_file: Path, text: str) -> None:
     assert "launch.stop_timeout" in error_of(config_file, f"launch.stop_timeout={text}")
 
 
@@ -197,7 +197,7 @@ def test_a_wrong_value_names_key_value_and_rule(config_file: Path, override: str
     assert complaint in error_of(config_file, override)
 
 
-def test_every_key_says_what_it_means() -> None:
+def test_every_key_has_a_description() -> None:
     told = [key for model in models_below(Config) for key in keys_with_docstrings(model)]
     keys = [key for model in models_below(Config) for key in own_keys(model)]
     assert "EngineConfig.tensor_parallel" in keys
@@ -267,7 +267,7 @@ def test_each_value_says_where_it_comes_from(config_file: Path, tmp_path: Path) 
     assert set(loaded.origins) == {key for key, _ in flatten(loaded.config)}
 
 
-def test_an_empty_mapping_clears_what_it_is_laid_over(config_file: Path) -> None:
+def test_an_empty_mapping_clears_the_one_it_overrides(config_file: Path) -> None:
     config_file.write_text(MINIMAL.replace("{env: sudoku}", "{env: sudoku, options: {size: 4}}"))
     assert load(config_file, ["task.options.blanks=3"]).config.task.options == {"size": 4, "blanks": 3}
     assert load(config_file, ["task.options={}"]).config.task.options == {}
@@ -296,7 +296,7 @@ def test_another_mode_of_staleness_replaces_all_of_the_former(tmp_path: Path, co
     assert (config.staleness.lag, config.staleness.share) == (4, 0.5)
 
 
-def test_who_names_the_mode_of_staleness_begins_it_anew(config_file: Path) -> None:
+def test_naming_the_staleness_mode_resets_its_other_settings(config_file: Path) -> None:
     first, second = "staleness={mode: tail, counts: {0: 8, 1: 8}}", "staleness={mode: tail, counts: {0: 6, 2: 10}}"
     assert load(config_file, ["es.population=16", first, second]).config.staleness.counts == {0: 6, 2: 10}
 
@@ -381,7 +381,7 @@ def test_a_file_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
-def test_harmless_differences_are_told_from_harmful_ones(config_file: Path) -> None:
+def test_harmless_differences_are_distinguished_from_harmful_ones(config_file: Path) -> None:
     old = load(config_file).config
     new = load(config_file, ["launch.workers=4", "es.sigma=2e-3", "transport.heartbeat=1s", "engine.threads=2"]).config
     harmful, harmless = compare(old, new)

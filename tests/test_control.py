@@ -39,6 +39,7 @@ from hpc_es.records import Episode, EvalId, Member, OptimiserStep, Result
 from hpc_es.transport import messages as m
 from hpc_es.transport.control import HeadServer
 from hpc_es.transport.observer import ask
+from hpc_es.transport.rendezvous import read_rendezvous
 from hpc_es.transport.secrets import create_secrets, load_secrets
 
 EPISODE = Episode(7, 0.5, False, 3, 1, 90, 12, 0.8, 0.1, "truncated")
@@ -111,7 +112,7 @@ def test_every_message_to_a_worker_arrives_unchanged_and_in_order(paths: RunPath
         assert worker.told == TO_WORKER + TO_WORKER
 
 
-def test_an_announced_commit_asks_of_an_arena_what_the_journalled_one_does() -> None:
+def test_an_announced_commit_changes_an_arena_like_the_journalled_one() -> None:
     members = tuple(Counted(EvalId(3, i), 2**63 + i, -1, 1e-3, i % 2, 0.1 * i, 0.3, 0.5 - i, 7) for i in range(4))
     commit = built_commit(4, 5e-4, members, num_subspaces=2, partition_seed=9)
     assert update_of(m.decode_commit(m.encode_commit(commit))) == update_of(commit)
@@ -156,7 +157,7 @@ def test_an_observer_gets_its_answer(paths: RunPaths) -> None:
 def test_an_observer_whose_connection_breaks_asks_again(paths: RunPaths) -> None:
     answers: list[Any] = []
     with serving(paths) as server, forwarding(server) as forwarder:
-        here = msgspec.structs.replace(m.read_rendezvous(paths.rendezvous), port=forwarder.port)
+        here = msgspec.structs.replace(read_rendezvous(paths.rendezvous), port=forwarder.port)
         paths.rendezvous.write_bytes(msgspec.json.encode(here))
         asking = threading.Thread(target=lambda: answers.append(ask(paths, m.StatusRequest(), PATIENCE_S)))
         asking.start()
@@ -174,7 +175,7 @@ def test_an_observer_whose_connection_breaks_asks_again(paths: RunPaths) -> None
 # --- who is heard ---------------------------------------------------------------------------------------------
 
 
-def test_a_worker_with_another_key_is_refused_and_told_at_once(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_worker_with_another_key_is_refused_and_informed_at_once(paths: RunPaths, tmp_path: Path) -> None:
     with serving(paths) as server, working(stranger(tmp_path, paths, knows_head=True)) as worker:
         while not worker.lost:
             assert server.receive(0.02) == []
@@ -192,7 +193,7 @@ def test_an_observer_with_another_key_is_refused(paths: RunPaths, tmp_path: Path
         admitting.join()
 
 
-def test_who_does_not_know_the_heads_key_is_not_heard(paths: RunPaths, tmp_path: Path) -> None:
+def test_a_peer_without_the_heads_key_is_ignored(paths: RunPaths, tmp_path: Path) -> None:
     with serving(paths) as server:
         listening = threading.Thread(target=lambda: hear_nothing(server, 0.6))
         listening.start()
@@ -201,13 +202,13 @@ def test_who_does_not_know_the_heads_key_is_not_heard(paths: RunPaths, tmp_path:
         listening.join()
 
 
-def test_who_speaks_without_encryption_is_not_heard(paths: RunPaths) -> None:
+def test_an_unencrypted_peer_is_ignored(paths: RunPaths) -> None:
     with serving(paths) as server, raw_dealer(server, keys=None) as dealer:
         dealer.send(m.encode(0, m.StopRequest("please")))
         hear_nothing(server)
 
 
-def test_a_head_hears_only_what_was_meant_for_its_generation(paths: RunPaths) -> None:
+def test_a_head_accepts_only_messages_for_its_generation(paths: RunPaths) -> None:
     with serving(paths, generation=5) as server, raw_dealer(server, load_secrets(paths)) as dealer:
         for generation in (4, 6, 5, 0):
             dealer.send(m.encode(generation, m.Fetch("w", generation, 9)))
@@ -237,7 +238,7 @@ def test_garbage_from_an_authenticated_peer_is_counted_and_dropped(
     assert server.num_undecodable == before + len(garbage) + 1
 
 
-def test_who_sends_what_cannot_be_read_is_refused_and_ends(
+def test_a_worker_that_sends_unreadable_messages_is_refused_and_exits(
     shared: tuple[HeadServer, "zmq.Socket[bytes]"],
 ) -> None:
     server, dealer = shared
@@ -293,8 +294,8 @@ def test_a_report_is_resent_to_one_head_after_the_other_until_it_is_acknowledged
     assert worker.lost == []
 
 
-def test_an_introduction_says_what_waits_for_its_acknowledgement(paths: RunPaths) -> None:
-    """Or a new head, which hears it before the report, would have it done again."""
+def test_a_hello_lists_unacknowledged_results(paths: RunPaths) -> None:
+    """Otherwise a new head, which gets the Hello before the report, would assign the evaluation again."""
     with working(paths, holding=None) as worker:
         worker.client.send(m.Report("w", RESULT, 9.0, 1.0))
         with serving(paths, generation=1) as first:
@@ -306,7 +307,7 @@ def test_an_introduction_says_what_waits_for_its_acknowledgement(paths: RunPaths
             assert hear(second, m.Hello).holding is None
 
 
-def test_a_report_made_while_there_is_no_head_is_sent_once_there_is_one(paths: RunPaths) -> None:
+def test_a_report_made_without_a_head_is_sent_when_a_head_is_back(paths: RunPaths) -> None:
     with working(paths) as worker:
         worker.client.send(m.Report("w", RESULT, 9.0, 1.0))
         worker.client.send(m.HandBack("w", EVAL_ID, "nobody to hear it"))
@@ -318,9 +319,9 @@ def test_a_report_made_while_there_is_no_head_is_sent_once_there_is_one(paths: R
 
 
 def test_a_connection_that_breaks_is_a_new_introduction_and_the_first_word(paths: RunPaths) -> None:
-    """What was under way is gone, an assignment perhaps: only a new Hello tells the head."""
+    """Messages in transit are lost, perhaps an assignment; only a new Hello informs the head."""
     with serving(paths) as server, forwarding(server) as forwarder:
-        here = msgspec.structs.replace(m.read_rendezvous(paths.rendezvous), port=forwarder.port)
+        here = msgspec.structs.replace(read_rendezvous(paths.rendezvous), port=forwarder.port)
         paths.rendezvous.write_bytes(msgspec.json.encode(here))
         with working(paths) as worker:
             hear(server, m.Hello)

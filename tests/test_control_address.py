@@ -135,7 +135,7 @@ def test_a_machine_without_an_ipv4_route_uses_its_ipv6_one(monkeypatch: pytest.M
 
 
 def names(monkeypatch: pytest.MonkeyPatch, **known: list[str]) -> None:
-    """What a resolver knows."""
+    """Make the resolver know the given names."""
     real = socket.getaddrinfo
 
     def look_up(name: str, *arguments: Any, **options: Any) -> list[Any]:

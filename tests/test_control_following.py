@@ -26,7 +26,7 @@ from hpc_es.paths import RunPaths
 from hpc_es.transport import messages as m
 from hpc_es.transport.control import HeadServer
 from hpc_es.transport.observer import ask
-from hpc_es.transport.rendezvous import publish
+from hpc_es.transport.rendezvous import Rendezvous, publish, read_rendezvous
 from hpc_es.transport.secrets import create_secrets, load_secrets
 
 
@@ -41,13 +41,13 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def test_a_reader_of_the_rendezvous_never_sees_half_of_it(paths: RunPaths) -> None:
-    here = m.Rendezvous("run", 1, HOST, 1, 1, "node1")
+    here = Rendezvous("run", 1, HOST, 1, 1, "node1")
     publish(paths.rendezvous, here)
     ended, seen = threading.Event(), []
 
     def read() -> None:
         while not ended.is_set():
-            seen.append(m.read_rendezvous(paths.rendezvous))
+            seen.append(read_rendezvous(paths.rendezvous))
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -94,7 +94,7 @@ def test_a_worker_waits_for_a_head_and_follows_a_newer_one_while_the_older_lives
                 hear_nothing(older, 4 * BEAT_S)
 
 
-def test_what_carries_an_older_generation_is_not_obeyed(paths: RunPaths) -> None:
+def test_messages_of_an_older_generation_are_ignored(paths: RunPaths) -> None:
     with working(paths) as worker, serving(paths, generation=2) as server:
         hear(server, m.Hello)
         server.generation = 1
@@ -108,7 +108,7 @@ def test_what_carries_an_older_generation_is_not_obeyed(paths: RunPaths) -> None
 def test_a_rendezvous_of_an_older_generation_is_not_followed(paths: RunPaths) -> None:
     with working(paths) as worker, serving(paths, generation=2) as server:
         hear(server, m.Hello)
-        old = m.Rendezvous("run", 1, HOST, 9, 1, "node1")
+        old = Rendezvous("run", 1, HOST, 9, 1, "node1")
         paths.rendezvous.write_bytes(msgspec.json.encode(old))
         time.sleep(3 * BEAT_S)
         server.send(b"w", m.Rebuild(1))
@@ -118,7 +118,7 @@ def test_a_rendezvous_of_an_older_generation_is_not_followed(paths: RunPaths) ->
 # --- who is alive ---------------------------------------------------------------------------------------------
 
 
-def test_heartbeats_go_on_while_the_worker_computes(paths: RunPaths) -> None:
+def test_heartbeats_continue_while_the_worker_computes(paths: RunPaths) -> None:
     with serving(paths) as server, working(paths):
         hear(server, m.Hello)
         while server.receive(0):
@@ -192,7 +192,7 @@ def test_asking_a_dead_head_ends_in_time(paths: RunPaths) -> None:
 
 def test_asking_a_head_that_is_stopped_ends_in_time(paths: RunPaths) -> None:
     with socket.create_server((HOST, 0)) as stopped:  # its system accepts connections, it does not speak
-        publish(paths.rendezvous, m.Rendezvous("run", 1, HOST, stopped.getsockname()[1], 1, "node1"))
+        publish(paths.rendezvous, Rendezvous("run", 1, HOST, stopped.getsockname()[1], 1, "node1"))
         began = time.monotonic()
         with pytest.raises(TransportError, match="no handshake follows"):
             ask(paths, m.StatusRequest(), 0.3)
@@ -238,7 +238,7 @@ def test_more_messages_than_one_batch_come_in_several(paths: RunPaths) -> None:
         assert firsts == list(range(600))
 
 
-def test_what_was_sent_before_closing_arrives(paths: RunPaths) -> None:
+def test_messages_sent_before_closing_arrive(paths: RunPaths) -> None:
     farewells = [m.Goodbye("w", "x" * 20_000) for _ in range(200)] + [m.Goodbye("w", "done")]
     with serving(paths) as server:
         with working(paths) as worker:
@@ -248,7 +248,7 @@ def test_what_was_sent_before_closing_arrives(paths: RunPaths) -> None:
         assert pump(server, lambda heard: len(heard) == len(farewells)) == farewells
 
 
-def test_what_the_head_sent_before_closing_arrives(paths: RunPaths) -> None:
+def test_the_heads_messages_sent_before_closing_arrive(paths: RunPaths) -> None:
     farewells = [m.Leave("x" * 2_000_000, False) for _ in range(5)] + [m.Leave("the end", True)]
     with working(paths) as worker:
         with serving(paths) as server:
@@ -259,7 +259,7 @@ def test_what_the_head_sent_before_closing_arrives(paths: RunPaths) -> None:
         assert worker.told == farewells
 
 
-def test_closing_takes_no_longer_than_the_farewell_whoever_is_gone(paths: RunPaths) -> None:
+def test_closing_takes_no_longer_than_the_farewell_timeout(paths: RunPaths) -> None:
     with working(paths) as worker:
         with serving(paths) as server:
             hear(server, m.Hello)

@@ -167,7 +167,7 @@ def test_a_run_whose_evaluations_only_fail_gives_up_and_says_why():
     assert "the environment raised" in ended.reason
 
 
-def test_a_worker_with_other_bits_is_quarantined_and_nothing_of_it_counts():
+def test_a_worker_with_different_bits_is_quarantined_and_its_results_are_void():
     stage = Stage(make_config())
     stage.add_worker("seat-0").wrong_digest = True
     stage.add_worker("seat-1")
@@ -264,7 +264,7 @@ def test_a_stop_request_checkpoints_and_sends_the_workers_home():
     assert worker.gone
 
 
-def test_a_head_that_comes_back_sends_nobody_home():
+def test_a_restarted_head_dismisses_no_worker():
     stage = Stage(make_config(run={"num_updates": 50}))
     worker = stage.add_worker("seat-0")
     while stage.core.ledger.version < 3:
@@ -279,7 +279,7 @@ def test_a_head_that_comes_back_sends_nobody_home():
     assert stage.run().finished
 
 
-def test_a_draining_worker_gets_nothing_more_and_what_it_hands_back_is_done_by_others():
+def test_a_draining_worker_gets_no_more_work_and_others_redo_what_it_returns():
     stage = Stage(make_config())
     leaving = stage.busy_worker("seat-0")
     held, leaving.current = leaving.current.eval_id, None
@@ -309,7 +309,7 @@ def test_a_drain_is_remembered_by_the_next_head_and_lasts_until_the_worker_has_l
     assert not stage.core.ledger.dismissed
 
 
-def test_a_worker_that_is_drained_on_request_finishes_what_it_holds_and_is_sent_home():
+def test_a_worker_drained_on_request_finishes_its_evaluation_and_is_dismissed():
     stage = Stage(make_config())
     leaving = stage.busy_worker("seat-0")
     stage.to_head.append(messages.DrainRequest("seat-0"))

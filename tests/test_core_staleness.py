@@ -33,7 +33,7 @@ def lags_of(stage: Stage) -> list[Counter[int]]:
 
 
 def check(stage: Stage) -> None:
-    """What must be true of every run, however it went."""
+    """Check the properties of every run, whatever happened in it."""
     config, schedule = stage.config, methods.make(stage.config).schedule()
     assert stage.exit is not None
     assert stage.exit.finished
@@ -166,7 +166,7 @@ def test_with_g_workers_at_most_g_minus_1_results_of_a_cohort_are_stale(num_work
 
 
 def slow_worker(stage: Stage, name: str) -> None:
-    """Everything happens but this worker's finish."""
+    """Let everything happen except the end of this worker's evaluation."""
     for _ in range(400):
         possible = [move for move in stage.moves() if move != f"finish {name}"]
         if not possible or stage.exit is not None:
@@ -211,7 +211,7 @@ def test_hold_does_not_starve_a_slow_evaluation():
     assert any(each.eval_id == late for commit in stage.commits() for each in commit.consumed)
 
 
-def test_hold_goes_on_when_the_slow_worker_is_lost():
+def test_hold_continues_when_the_slow_worker_is_lost():
     stage = staged(3, staleness={**NATURAL, "overdue": "hold"}, es={"population": 2}, run={"num_updates": 6})
     slow = stage.busy_worker("slow")
     late = slow.current.eval_id
@@ -270,7 +270,7 @@ def test_a_natural_evaluation_whose_worker_did_not_survive_the_head_is_given_up_
     assert "did not come back" in next(r.reason for r in records_of(stage, journal.Voided) if r.eval_id == held)
 
 
-def test_a_new_head_does_not_hand_out_again_what_a_worker_is_about_to_report():
+def test_a_new_head_does_not_reassign_an_evaluation_about_to_be_reported():
     stage = staged(1, staleness=NATURAL, es={"population": 4}, run={"num_updates": 4})
     busy = stage.busy_worker("seat-1")
     done = busy.current.eval_id

@@ -44,7 +44,7 @@ def test_splits_are_disjoint_whatever_the_seeds() -> None:
 
 
 def answer(text: str):
-    """To the numbers 2, 3, 4 and the target 14."""
+    """Result of an answer to the numbers 2, 3, 4 and the target 14."""
     env = envs.make("countdown", numbers=3)
     env.reset(0)
     env._numbers, env._target = (2, 3, 4), 14
@@ -119,7 +119,7 @@ def test_the_questions_of_the_splits_differ_and_none_is_asked_twice() -> None:
     assert len(asked) == len(set(asked))
 
 
-def test_tasks_are_called_by_what_they_ask() -> None:
+def test_tasks_are_named_by_their_numbers_and_target() -> None:
     countdown, conciseness = envs.make("countdown", num_tasks=3), envs.make("conciseness", split="eval")
     numbers, target = puzzle(0, "train", 2, (3, 4), 99, 100)
     assert countdown.facts(2) == TaskFacts(f"{' '.join(map(str, numbers))} -> {target}", horizon=1)

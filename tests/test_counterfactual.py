@@ -176,7 +176,7 @@ def test_a_cohort_that_is_dropped_whole_makes_no_update(tmp_path: Path) -> None:
         (["es.lag_weight.rate=0"], "es.lag_weight.rate"),
     ],
 )
-def test_what_the_log_cannot_answer_is_refused(run: Path, overrides: Sequence[str], complaint: str) -> None:
+def test_questions_that_the_log_cannot_answer_are_refused(run: Path, overrides: Sequence[str], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         counterfactual(run, overrides)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from hpc_es.analysis.csv_files import write_frame, write_rows
+from hpc_es.analysis.statistics.csv_files import write_frame, write_rows
 from hpc_es.errors import StoreError
 
 FORMULAS = ['=HYPERLINK("http://x")', "+1+1", "-2+3", "@SUM(A1)", "\tx", "\n=1"]
@@ -31,7 +31,7 @@ def test_a_text_that_looks_like_a_formula_is_written_as_text(tmp_path: Path) -> 
         assert all(row[1:] == ["-1.5", "-3", "True"] for row in rows)
 
 
-def test_categories_and_what_is_missing_are_written_as_before(tmp_path: Path) -> None:
+def test_categories_and_missing_values_are_written_as_before(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": pd.Categorical(["=1", "x"]), "b": [math.nan, 1.0], "c": [None, "@"]})
     write_frame(frame, tmp_path / "x.csv")
     assert cells(tmp_path / "x.csv")[1:] == [["'=1", "", ""], ["x", "1.0", "'@"]]

@@ -1,4 +1,4 @@
-"""Where data are looked for: the working directory, then the folder that HPC_ES_DATA names."""
+"""Data are searched in the working directory, then in the folder that HPC_ES_DATA names."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What uses a GPU, where there is none: the pipelines in Triton's interpreter, the rest behind small seams."""
+"""GPU code without a GPU: the pipelines in Triton's interpreter, the rest behind small seams."""
 
 import logging
 import os
@@ -94,7 +94,7 @@ def test_a_gpu_that_is_demanded_and_missing_is_named_with_the_remedy(
     arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_gpu(monkeypatch)
-    with pytest.raises(ConfigError, match=r"head.device=cuda, and torch sees no CUDA device.*head.device=auto"):
+    with pytest.raises(ConfigError, match=r"head.device=cuda, but torch sees no CUDA device.*head.device=auto"):
         head_update(arena, "cuda")
 
 
@@ -104,7 +104,7 @@ def test_a_head_without_torch_finds_that_it_has_no_gpu(monkeypatch: pytest.Monke
     assert head_updates._obstacle() == "torch is not installed"
 
 
-def test_torch_is_not_imported_where_there_is_no_driver() -> None:
+def test_torch_is_not_imported_without_a_driver() -> None:
     program = (
         "import sys; from hpc_es.params import head_update; "
         "head_update.ctypes.CDLL = lambda name: (_ for _ in ()).throw(OSError()); "
@@ -153,7 +153,7 @@ def test_the_heads_arena_is_pinned_where_cuda_is_present_whatever_updates_it(
     assert "arena is in pinned host memory" in caplog.text
 
 
-def test_a_refusal_to_pin_the_heads_arena_is_told(arena: Arena, cudart: "Cudart") -> None:
+def test_a_refusal_to_pin_the_heads_arena_is_logged(arena: Arena, cudart: "Cudart") -> None:
     cudart.code = 2
     assert head_updates.pin_arena(arena) == "pageable: CUDA refused to pin it"
 
@@ -181,11 +181,11 @@ def test_a_head_without_cuda_says_why_its_arena_is_not_pinned(
 
 
 class Owner:
-    """Whose memory is pinned."""
+    """The owner of pinned memory."""
 
 
 class Cudart:
-    """Of torch.cuda.cudart(), what pinning uses."""
+    """The functions of torch.cuda.cudart() that pinning uses."""
 
     def __init__(self, code: int = 0) -> None:
         self.code, self.registered = code, dict[int, int]()
@@ -228,11 +228,11 @@ def test_a_refusal_is_a_warning_with_the_reason(caplog: pytest.LogCaptureFixture
     assert "ulimit -l" in caplog.text
 
 
-def test_memory_that_is_pinned_already_is_left_to_whoever_did_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_that_is_already_pinned_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("torch")
-    from hpc_es.params.pinned import ALREADY, pin
+    from hpc_es.params.pinned import ALREADY_REGISTERED, pin
 
-    cudart = Cudart(code=ALREADY)
+    cudart = Cudart(code=ALREADY_REGISTERED)
     cudart.registered[7] = 1
     assert pin(np.zeros(1000, np.float32), Owner(), cudart)
     assert cudart.registered == {7: 1}

@@ -1,4 +1,4 @@
-"""Where theta lies, and how much of a device's memory it may take."""
+"""The place of theta, and the share of a device's memory that it may take."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from hpc_es.params import device as devices
 from hpc_es.params.device import DeviceBase, bytes_needed, device_base, extra_memory
 from hpc_es.params.pinned import pin
 from hpc_es.params.room import Residence
-from hpc_es.params.streamed import MOST_STAGING, Ring, StreamedBase
+from hpc_es.params.streamed import MAX_STAGING, Ring, StreamedBase
 
 on_a_gpu = pytest.mark.skipif(DEVICE.type == "cpu", reason="no GPU (HPC_ES_TEST_DEVICE=cuda)")
 
@@ -71,9 +71,9 @@ def test_ranks_that_share_an_arena_choose_alike(model: Path, room: Any, monkeypa
 
 
 def test_staging_is_bounded(model: Path) -> None:
-    assert 3 * 4 * Ring(torch.device("meta")).size <= MOST_STAGING
-    with pytest.raises(EngineError, match="more than"):
-        Ring(torch.device("meta"), MOST_STAGING + 1)
+    assert 3 * 4 * Ring(torch.device("meta")).size <= MAX_STAGING
+    with pytest.raises(EngineError, match="exceed the limit"):
+        Ring(torch.device("meta"), MAX_STAGING + 1)
 
 
 def test_a_base_that_takes_more_than_was_announced_is_refused(
@@ -81,8 +81,8 @@ def test_a_base_that_takes_more_than_was_announced_is_refused(
 ) -> None:
     arena = arena_of(model)
     room(0)
-    monkeypatch.setattr(devices, "MOST_STAGING", -1)
-    with pytest.raises(EngineError, match="-1 were to be enough"):
+    monkeypatch.setattr(devices, "MAX_STAGING", -1)
+    with pytest.raises(EngineError, match="more than the expected -1"):
         device_base(arena, live(arena, 0, 1, "bfloat16"), 0, 1, "host")
 
 

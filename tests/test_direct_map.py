@@ -76,7 +76,7 @@ def test_rows_of_a_fused_tensor_are_one_region_and_columns_are_one_of_many_rows(
         (torch.zeros(16, 8), lambda t: t.T, "cuts blocks"),
     ],
 )
-def test_what_is_no_plain_copy_of_whole_blocks_is_an_obstacle(live: torch.Tensor, view: Any, message: str) -> None:
+def test_anything_but_a_plain_copy_of_whole_blocks_is_an_obstacle(live: torch.Tensor, view: Any, message: str) -> None:
     stored = numbered(8, 16)
     assert message in watched(live, stored, view(stored)).obstacle
 

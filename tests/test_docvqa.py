@@ -143,14 +143,14 @@ def test_a_download_keeps_its_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "complaint"),
     [
-        ({"image": "documents/lost.png"}, r"data\[3\] is about the page documents/lost\.png, which is not"),
+        ({"image": "documents/lost.png"}, r"data\[3\] needs the page documents/lost\.png, which is not"),
         ({"image": "../../secret.png"}, "secret.png, which is not"),
         ({"answers": []}, r"data\[3\] has answers=\[\]"),
-        ({"answers": None}, "the test split comes without answers"),
+        ({"answers": None}, "the test split has no answers"),
         ({"question": 7}, r"data\[3\] has question=7; the file is damaged"),
     ],
 )
-def test_what_is_wrong_in_the_files_is_named(tmp_path: Path, changed: dict, complaint: str) -> None:
+def test_faults_in_the_files_are_named(tmp_path: Path, changed: dict, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         dataset.official(write_dataset(tmp_path, **changed), "eval")
 
@@ -278,7 +278,7 @@ def test_the_contract_is_kept(page: str) -> None:
 
 
 @needs_tools
-def test_the_challenges_pages_are_what_the_agent_finds(tmp_path: Path) -> None:
+def test_the_agent_finds_the_challenges_pages(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path)
     played = envs.make("docvqa", data_dir=str(folder), split="eval")
     played.reset(0)
@@ -363,7 +363,7 @@ def test_the_preset_has_the_published_settings() -> None:
 
 
 @needs_tools
-def test_the_preset_plays_drawn_pages_where_it_is_told_to() -> None:
+def test_the_preset_plays_generated_pages_on_request() -> None:
     config = load(CONFIG, ["task.options.data_dir=null"]).config
     train, held_out = (envs.make_for(config, kind) for kind in ("train", "eval"))
     assert held_out.num_tasks >= config.eval.num_tasks

@@ -53,7 +53,7 @@ def ask(tmp_path: Path) -> Iterator[Callable[[str], str]]:
         yield lambda who: drain(RunPaths(tmp_path), who)
 
 
-def test_a_worker_goes_home_once_it_has_finished_what_it_holds(ask: Callable[[str], str]) -> None:
+def test_a_draining_worker_exits_after_its_current_evaluation(ask: Callable[[str], str]) -> None:
     assert ask("0").startswith("12_0 exits when ")
 
 

@@ -13,7 +13,8 @@ from builders import Counted, built_commit, counted
 from msgspec.structs import replace
 from staged_run import ALPHA, Staged, stage, sync, tail
 
-from hpc_es.analysis.figures.drift import gradient_variance, magnitudes, plot_drift, plot_magnitudes, share_within, walk
+from hpc_es.analysis.figures.drift import plot_drift, plot_magnitudes
+from hpc_es.analysis.statistics.drift import gradient_variance, magnitudes, share_within, walk
 from hpc_es.analysis.statistics.sample import Sample, estimate_norm, sample
 from hpc_es.errors import NothingToShow
 from hpc_es.methods.es import optimiser
@@ -96,13 +97,13 @@ def test_another_base_model_is_recognised_by_its_norms(tmp_path: Path, model: Pa
     shapes = {**small_checkpoint.SHAPES, "model.extra.weight": (400, 40)}
     other = small_checkpoint.make(tmp_path / "other", small_checkpoint.values(shapes))
     run, _ = replayed(tmp_path / "run", model)
-    with pytest.raises(NothingToShow, match="it began with another model; --model says where that is"):
+    with pytest.raises(NothingToShow, match="it began from another model; give the path of that one with --model"):
         sample(run, other)
 
 
 def test_without_the_base_model_nothing_is_shown_and_it_says_why(tmp_path: Path) -> None:
     run = stage(tmp_path / "run", Staged(composition=sync(4)))
-    with pytest.raises(NothingToShow, match=r"the base model is not at hand .*--model says where it is"):
+    with pytest.raises(NothingToShow, match=r"the base model cannot be read .*give its path with --model"):
         plot_drift(run)
 
 
@@ -187,7 +188,7 @@ def test_figures_of_movement(tmp_path: Path, model: Path) -> None:
     assert len(plot_magnitudes({"a": run, "b": run}).axes) == 2
     other = stage(tmp_path / "other", Staged(composition=sync(4)))
     for figure in (plot_drift({"a": run, "b": other}), plot_magnitudes({"a": run, "b": other})):
-        assert figure.get_suptitle() == "without base model or journal at hand, hence not shown: b"
+        assert figure.get_suptitle() == "not shown, since base model or journal is missing: b"
 
 
 def test_fp32_is_what_a_coefficient_is_rounded_to() -> None:

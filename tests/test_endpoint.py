@@ -79,7 +79,7 @@ def test_every_setting_reaches_the_server_and_its_answer_comes_back_with_its_tok
     }
 
 
-def test_what_openai_does_not_know_is_left_out_unless_it_is_set():
+def test_parameters_unknown_to_openai_are_left_out_unless_set():
     with ChatServer() as server:
         ask(server)
     assert server.asked[0].body.keys() == {
@@ -88,7 +88,7 @@ def test_what_openai_does_not_know_is_left_out_unless_it_is_set():
 
 
 @pytest.mark.parametrize("owner", ["vllm", "sglang"])
-def test_a_server_that_would_fill_in_the_checkpoints_own_penalties_is_told_that_there_are_none(owner):
+def test_a_server_is_told_to_apply_no_penalties_instead_of_the_checkpoints(owner):
     with ChatServer() as server:
         server.listing = Reply(body={"data": [{"id": "m", "owned_by": owner}]})
         ask(server)
@@ -97,7 +97,7 @@ def test_a_server_that_would_fill_in_the_checkpoints_own_penalties_is_told_that_
     assert sent == [(-1, 0.0, 1.0), (7, 0.0, 1.0)]
 
 
-def test_engine_extra_is_laid_over_a_request_and_null_takes_a_field_out_of_it():
+def test_engine_extra_overrides_a_request_and_null_removes_a_field():
     extra = {"max_tokens": None, "max_completion_tokens": 4096, "reasoning_effort": "low"}
     with ChatServer() as server:
         ask(server, engine={"extra": extra})
@@ -327,7 +327,7 @@ def test_a_message_that_cannot_be_sent_is_a_fault_of_the_environment():
 
 
 @pytest.mark.parametrize("at_once", [64, 4])
-def test_a_slow_server_is_asked_by_as_many_as_allowed_at_once(at_once):
+def test_a_slow_server_gets_at_most_the_allowed_number_of_requests_at_once(at_once):
     """It answers nobody until so many have asked: whoever held up the event loop would keep the others from asking."""
     all_asked = threading.Barrier(at_once)
     waits = iter(range(at_once))

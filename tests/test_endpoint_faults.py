@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("quick_endpoint")
         (refuses(401, "who are you?"), "refuses access to m .*who are you.*OPENAI_API_KEY is not set"),
     ],
 )
-def test_what_is_no_answer_is_an_error_and_never_an_empty_text(reply, words):
+def test_a_failed_request_is_an_error_and_never_an_empty_answer(reply, words):
     with ChatServer(reply) as server, pytest.raises(EngineError, match=words):
         ask(server)
 
@@ -62,7 +62,7 @@ def test_an_answer_that_takes_too_long_is_asked_for_again():
         (HANGS, r"did not answer, 3 times in a row \(ReadTimeout; engine.request_timeout=0.2 s\)"),
     ],
 )
-def test_a_server_that_stays_away_is_a_fault_that_says_what_it_did_last(monkeypatch, fault, words):
+def test_a_server_that_keeps_failing_is_a_fault_that_names_its_last_response(monkeypatch, fault, words):
     monkeypatch.setattr(endpoint, "MAX_RETRIES", 2)
     with ChatServer(fault) as server, pytest.raises(EngineError, match=words):
         play(server, engine={"request_timeout": 0.2})
@@ -104,7 +104,7 @@ def test_a_wrong_base_url_is_guessed_at():
         assert "is that its base URL, as in http://host:8000/v1?" in start_error(server)
 
 
-def test_a_key_that_is_refused_is_told_at_the_start():
+def test_a_refused_key_is_reported_at_the_start():
     with ChatServer() as server:
         server.listing = refuses(401, "bad key")
         assert (
@@ -113,7 +113,7 @@ def test_a_key_that_is_refused_is_told_at_the_start():
         )
 
 
-def test_a_server_that_is_not_there_is_told_within_seconds():
+def test_a_missing_server_is_reported_within_seconds():
     with ChatServer() as server:
         pass
     began = time.monotonic()
@@ -121,7 +121,7 @@ def test_a_server_that_is_not_there_is_told_within_seconds():
     assert time.monotonic() - began < 10
 
 
-def test_a_server_that_never_answers_is_told_within_seconds(monkeypatch):
+def test_a_server_that_never_answers_is_reported_within_seconds(monkeypatch):
     monkeypatch.setattr(endpoint, "LIST_TIMEOUT_S", 0.3)
     with ChatServer() as server:
         server.listing = HANGS
@@ -130,7 +130,7 @@ def test_a_server_that_never_answers_is_told_within_seconds(monkeypatch):
         assert "m at http" in start_error(server, request_timeout=0.3)
 
 
-def test_what_is_known_of_the_server_stands_in_the_facts():
+def test_facts_describe_the_server():
     with ChatServer() as server:
         server.listing = Reply(
             body={"data": [{"id": "m", "owned_by": "vllm", "root": "org/model", "max_model_len": 512}]}

@@ -189,7 +189,7 @@ def test_a_conversation_that_outgrows_the_servers_context_ends_its_episode(url):
     assert 2 <= episode.turns < 30
 
 
-def test_what_the_server_refuses_is_told_before_the_first_episode(url):
+def test_settings_that_the_server_refuses_are_reported_before_the_first_episode(url):
     async def facts_of(name: str) -> dict[str, str]:
         engine = await start_engine(ModelConfig(path=name), EngineConfig(kind="endpoint", url=url), threads=1)
         await engine.close()

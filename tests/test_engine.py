@@ -117,7 +117,7 @@ async def _start(kind: str, model: ModelConfig) -> Engine:
         from hpc_es.engine.lab import LabEngine
 
         class Unhurried(LabEngine):
-            """As slow as a language model, for tests that catch a request in flight."""
+            """Answers as slowly as a language model, for tests that catch a request in flight."""
 
             async def _breathe(self) -> None:
                 await asyncio.sleep(0.001)
@@ -148,7 +148,7 @@ def in_vllm(test: Callable[..., None]) -> Callable[..., None]:
 
 
 @in_every_engine
-def test_an_engine_starts_at_theta_0_and_says_what_it_is(bench: Bench) -> None:
+def test_an_engine_starts_at_theta_0_and_describes_itself(bench: Bench) -> None:
     digest = Arena.from_pretrained(bench.model.path).digest()
     assert bench.engine.version == 0
     assert bench.engine.digest == bench.engine.info.base_digest == digest
@@ -296,7 +296,7 @@ def test_choices_limit_the_answer_to_the_likeliest_of_them(bench: Bench) -> None
 
 @in_every_engine
 @pytest.mark.parametrize(("choices", "message"), [([""], "no tokens"), (["1", "1"], "same tokens"), ([], "empty")])
-def test_choices_that_cannot_be_told_apart_are_refused(bench: Bench, choices: list[str], message: str) -> None:
+def test_choices_that_cannot_be_distinguished_are_refused(bench: Bench, choices: list[str], message: str) -> None:
     bench.run(bench.engine.perturb(None))
     with pytest.raises(EnvError, match=message):
         bench.generate(choices=choices)
@@ -433,7 +433,7 @@ def test_a_cancelled_update_is_either_done_or_not_begun(bench: Bench) -> None:
 
 
 @in_every_engine
-def test_a_checkpoint_is_loaded_and_updates_go_on_from_it(bench: Bench, tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_and_updates_continue_from_it(bench: Bench, tmp_path: Path) -> None:
     arena = Arena.from_pretrained(bench.model.path)
     arena.apply([commit(1), commit(2)])
     folder = checkpoint.write(RunPaths(tmp_path), arena)
@@ -447,7 +447,7 @@ def test_a_checkpoint_is_loaded_and_updates_go_on_from_it(bench: Bench, tmp_path
 
 @in_every_engine
 def test_commits_out_of_order_are_refused_and_change_nothing(bench: Bench) -> None:
-    with pytest.raises(HpcEsError, match="follow"):
+    with pytest.raises(HpcEsError, match="do not continue"):
         bench.run(bench.engine.update([commit(2)]))
     assert (bench.engine.version, bench.engine.digest) == (0, bench.engine.info.base_digest)
     bench.run(bench.engine.perturb(None))

@@ -20,7 +20,7 @@ def test_theta_has_room_where_half_of_the_memory_is_left_for_the_rest() -> None:
     assert not gets_room("host", 1, 1, 48 * GIB)
 
 
-def test_what_vllm_may_take_leaves_theta_and_a_reserve() -> None:
+def test_vllms_share_leaves_room_for_theta_and_a_reserve() -> None:
     share = share_beside(16 * GIB, 0.9, 80 * GIB)
     assert share * 80 * GIB + 16 * GIB + RESERVE == pytest.approx(0.9 * 80 * GIB)
     assert share_beside(80 * GIB, 0.9, 80 * GIB) > 0, "vLLM refuses what is too little, in its own words"

@@ -17,7 +17,7 @@ from hpc_es.errors import ConfigError, EnvError
 
 
 class Unmakeable(Env):
-    """Its data is not there."""
+    """An environment whose data is missing."""
 
     def __init__(self) -> None:
         raise FileNotFoundError("puzzles.jsonl")
@@ -185,7 +185,7 @@ def test_a_correct_environment_passes_the_check() -> None:
         (EndsTwice, "both terminated and truncated"),
         (RewardsNaN, "finite"),
         (ForgetsTheObservation, "without an observation"),
-        (DiffersEachTime, "made alike"),
+        (DiffersEachTime, "with the same options"),
         (SucceedsTooEarly, "success although"),
         (HasNoTasks, "num_tasks is 0; it must be an int from 1 to"),
         (HasMoreTasksThanNumbers, "num_tasks is 12"),
@@ -196,7 +196,7 @@ def test_a_correct_environment_passes_the_check() -> None:
         (RemembersNonsense, "history is -1"),
     ],
 )
-def test_the_check_names_what_an_environment_breaks(broken: type[Env], complaint: str) -> None:
+def test_the_check_names_the_rule_that_an_environment_breaks(broken: type[Env], complaint: str) -> None:
     with pytest.raises(EnvError, match=complaint):
         check_env(broken)
 
@@ -273,7 +273,7 @@ def test_a_run_evaluates_on_held_out_tasks_whatever_options_it_gives(given):
 
 
 def test_an_environment_that_cannot_be_made_or_imported_says_why(tmp_path, monkeypatch):
-    with pytest.raises(EnvError, match=r"cannot be made: FileNotFoundError: puzzles\.jsonl"):
+    with pytest.raises(EnvError, match=r"cannot be created: FileNotFoundError: puzzles\.jsonl"):
         envs.make(f"{__name__}:Unmakeable")
     (tmp_path / "broken_env.py").write_text("x = 1 / 0")
     monkeypatch.syspath_prepend(tmp_path)

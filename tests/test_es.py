@@ -227,6 +227,6 @@ def test_meaningless_scores_are_standard_normal_and_belong_to_their_evaluation()
 
 
 def test_members_equally_far_above_their_batches_stay_tied():
-    """Their means are no floats; rounding them first would put one member above the other."""
+    """Their means are not exact floats; rounding them first would rank one member above the other."""
     left = remedies.without_batch_means([value / 16 for value in (1, 2, 2, 3, 4, 4)], [0, 0, 0, 1, 1, 1])
     assert left[:3] == left[3:]

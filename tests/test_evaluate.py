@@ -60,8 +60,8 @@ def test_versions_are_named_as_on_the_command_line(root: Path, text: str, versio
     [
         ("5", "version 5 does not exist: .* has versions 0 to 4"),
         ("0:999999999999", "version 999999999999 does not exist"),
-        ("3:1", "goes upwards"),
-        ("0:4:0", "by at least 1"),
+        ("3:1", "needs FROM <= TO"),
+        ("0:4:0", "STEP >= 1"),
         ("first", "must be `all`, or numbers and `last`"),
         ("-1", "must be"),
         ("0,lastly", "must be"),
@@ -116,7 +116,7 @@ def test_the_same_evaluation_again_plays_the_same(root: Path) -> None:
     assert episodes(root, "a") == episodes(root, "b")
 
 
-def test_as_many_batches_are_played_at_once_as_there_is_room_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_played_at_once_up_to_the_engines_limit(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, now, most = Solo.play, 0, 0
 
     async def play_counted(self: Solo, assignment: Assignment) -> Played:
@@ -145,7 +145,7 @@ def test_a_base_model_may_have_moved_but_not_changed(root: Path) -> None:
         evaluate(root, "1", name="other", base=Path("changed"), say=silent)
 
 
-def test_other_tasks_do_not_enter_what_the_run_is_judged_by(root: Path) -> None:
+def test_other_tasks_do_not_affect_the_runs_own_results(root: Path) -> None:
     play(root, "0,4", name="own")
     before = policy(hpc_es.store.read(root))
     play(root, "0,3,4", OTHER)
@@ -182,9 +182,9 @@ def test_a_task_file_may_say_no_more_than_the_task(root: Path) -> None:
     config = of_run(load(RunPaths(root).config).config, EvalRequest(Path("small.yaml")))
     assert config.eval.num_tasks == 9  # the default is 64, of which there are not so many
     assert config.sampling == load(RunPaths(root).config).config.sampling
-    with pytest.raises(ConfigError, match="10 evaluation tasks are asked for, lab has 1 to 9"):
+    with pytest.raises(ConfigError, match="10 evaluation tasks were requested; lab allows 1 to 9"):
         of_run(config, EvalRequest(Path("small.yaml"), num_tasks=10))
-    with pytest.raises(ConfigError, match="64 evaluation tasks are asked for, lab has 1 to 9"):
+    with pytest.raises(ConfigError, match="64 evaluation tasks were requested; lab allows 1 to 9"):
         of_run(config, EvalRequest(Path("small.yaml"), ["eval.num_tasks=64"]))
 
 
@@ -202,14 +202,14 @@ def test_a_task_file_may_say_no_more_than_the_task(root: Path) -> None:
         (EvalRequest(overrides=["task.options.actoins=4"]), "no option 'actoins', did you mean 'actions'"),
         (EvalRequest(overrides=["sampling.max_tokens=64"]), "must be below engine.max_model_len=64"),
         (EvalRequest(Path("none.yaml")), "none.yaml: no such config file"),
-        (EvalRequest(repeats=0), "--repeats 0 must be 1 to 1024"),
-        (EvalRequest(repeats=1025), "--repeats 1025 must be 1 to 1024"),
+        (EvalRequest(repeats=0), "--repeats 0 must be from 1 to 1024"),
+        (EvalRequest(repeats=1025), "--repeats 1025 must be from 1 to 1024"),
         (EvalRequest(overrides=["eval.repeats=1000000000"]), "eval.repeats=1000000000 .* must be at most 1024"),
-        (EvalRequest(num_tasks=0), "0 evaluation tasks are asked for"),
-        (EvalRequest(num_tasks=9999), "9999 evaluation tasks are asked for, lab has 1 to 4096"),
+        (EvalRequest(num_tasks=0), "0 evaluation tasks were requested"),
+        (EvalRequest(num_tasks=9999), "9999 evaluation tasks were requested; lab allows 1 to 4096"),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_before_anything_is_written(
+def test_impossible_evaluations_are_refused_before_anything_is_written(
     root: Path, asked: EvalRequest, complaint: str
 ) -> None:
     with pytest.raises(ConfigError, match=complaint):

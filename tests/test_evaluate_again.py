@@ -35,7 +35,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 30])
-def test_an_evaluation_that_was_stopped_goes_on_where_it_stopped(
+def test_a_stopped_evaluation_resumes_where_it_stopped(
     root: Path, monkeypatch: pytest.MonkeyPatch, num_batches: int
 ) -> None:
     play(root, "0,2", name="whole")
@@ -76,7 +76,7 @@ def test_a_finished_one_starts_no_engine_and_more_versions_may_be_asked_for(
 def test_a_name_stands_for_one_evaluation(root: Path, asked: EvalRequest) -> None:
     play(root, "0")
     before = RunPaths(root).later_eval(LATER).read_bytes()
-    with pytest.raises(ConfigError, match=r"is an evaluation of something else: .* -> .*; give this one another name"):
+    with pytest.raises(ConfigError, match=r"is a different evaluation: .* -> .*; choose another --name"):
         play(root, "0", asked)
     assert RunPaths(root).later_eval(LATER).read_bytes() == before
     play(root, "0", EvalRequest(overrides=["engine.threads=2"]))  # changes no bit
@@ -163,7 +163,7 @@ def test_a_model_is_read_as_a_run_of_version_0(root: Path) -> None:
     assert play(done.root, "last", EvalRequest(num_tasks=4)).versions == (0,)  # as of any run
 
 
-def test_a_models_evaluation_goes_on_and_its_folder_stands_for_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_models_evaluation_resumes_and_its_folder_holds_only_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play_model(out="evals/whole")
     with monkeypatch.context() as patch:
         dies_after(patch, 4, EngineError("out of memory"))
@@ -176,37 +176,37 @@ def test_a_models_evaluation_goes_on_and_its_folder_stands_for_one(root: Path, m
     with monkeypatch.context() as patch:
         patch.setattr(Solo, "start", None)
         play_model()
-    with pytest.raises(ConfigError, match=r"eval\.repeats: 3 -> 5; name another"):
+    with pytest.raises(ConfigError, match=r"eval\.repeats: 3 -> 5; choose another"):
         play_model(asked=EvalRequest(OTHER.task, repeats=5))
 
 
-def test_a_model_that_has_changed_meanwhile_does_not_go_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_does_not_resume_with_a_changed_model(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         dies_after(patch, 4, EngineError("out of memory"))
         with pytest.raises(EngineError):
             play_model()
     write_lab_model(Path("model"), 8, seed=1)
-    with pytest.raises(ConfigError, match="evals/base was begun with other parameters"):
+    with pytest.raises(ConfigError, match="evals/base began with other parameters"):
         play_model()
 
 
 def test_folders_that_are_something_else_are_left_alone(root: Path) -> None:
     Path("evals/full").mkdir(parents=True)
     Path("evals/full/notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="evals/full exists already and is not an evaluation"):
+    with pytest.raises(ConfigError, match="evals/full already exists and is not an evaluation"):
         play_model(out="evals/full")
-    with pytest.raises(ConfigError, match="run is an evaluation, or a run, of something else"):
+    with pytest.raises(ConfigError, match="run is a different evaluation or a run"):
         play_model(out="run")
     with pytest.raises(ConfigError, match="--out bad name must consist of letters"):
         play_model(out="evals/bad name")
     with pytest.raises(ModelError, match=r"no config\.json"):
         play_model(model="evals/full", out="evals/new")
-    with pytest.raises(ConfigError, match="model has no tasks of its own: --task FILE"):
+    with pytest.raises(ConfigError, match="model has no tasks of its own: name them with --task FILE"):
         play_model(out="evals/new", asked=EvalRequest())
     assert sorted(path.name for path in Path("evals").iterdir()) == ["full"]
 
 
-def test_the_configuration_of_a_model_is_the_files_but_for_what_it_trains(root: Path) -> None:
+def test_the_configuration_of_a_model_is_the_files_without_training_settings(root: Path) -> None:
     config = of_model(
         Frozen("model"), Path("evals/base"), EvalRequest(OTHER.task, ["run.seed=3", "model.dtype=bfloat16"])
     )

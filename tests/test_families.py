@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What was said of each family."""
+    """The report on each family."""
     script, folder = Path(__file__).with_name("families_front.py"), tmp_path_factory.mktemp("families")
     log = (folder / "log").open("w+")
     front = [sys.executable, script, folder, *DIRECT, *LOADED_ANEW, *CONVOLVED]

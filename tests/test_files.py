@@ -13,7 +13,7 @@ import hpc_es.store
 from hpc_es.envs.manifest import read_tasks
 from hpc_es.errors import HpcEsError
 from hpc_es.files import read_bytes, read_json
-from hpc_es.transport.messages import read_rendezvous
+from hpc_es.transport.rendezvous import read_rendezvous
 from hpc_es.worker.seat import _read as read_seat
 
 pytestmark = pytest.mark.timeout(60)
@@ -32,14 +32,14 @@ class Fields(msgspec.Struct):
 
 
 @pytest.mark.parametrize("kind", NO_FILE)
-def test_what_is_not_a_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+def test_anything_but_a_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
     NO_FILE[kind](tmp_path / "a")
     with pytest.raises(OSError, match=r"is not a file|is a directory|Too many levels"):
         read_bytes(tmp_path / "a")
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff", b'{"x":"\xff"}', b'{"x":' + b"9" * 6000 + b"}", BOTTOMLESS])
-def test_what_is_not_json_is_one_kind_of_error(tmp_path: Path, text: bytes) -> None:
+def test_invalid_json_is_one_kind_of_error(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "a").write_bytes(text)
     with pytest.raises(msgspec.DecodeError):
         read_json(tmp_path / "a", Fields)
@@ -47,7 +47,7 @@ def test_what_is_not_json_is_one_kind_of_error(tmp_path: Path, text: bytes) -> N
 
 @pytest.mark.parametrize("kind", ["named pipe", "device without an end"])
 @pytest.mark.parametrize("name", ["run.h5", "rendezvous.json", "evals/x.hpcj", "journal.2.hpcj"])
-def test_readers_of_a_run_folder_go_on_or_refuse_what_is_not_a_file(tmp_path: Path, name: str, kind: str) -> None:
+def test_readers_of_a_run_folder_skip_or_refuse_anything_but_files(tmp_path: Path, name: str, kind: str) -> None:
     write_run(tmp_path)
     (tmp_path / name).parent.mkdir(exist_ok=True)
     NO_FILE[kind](tmp_path / name)
@@ -59,7 +59,7 @@ def test_readers_of_a_run_folder_go_on_or_refuse_what_is_not_a_file(tmp_path: Pa
             pytest.fail("the journal is whole")
 
 
-def test_json_without_a_bottom_is_no_traceback_in_a_run_folder(tmp_path: Path) -> None:
+def test_deeply_nested_json_in_a_run_folder_causes_no_traceback(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_bytes(BOTTOMLESS)
     assert read_seat(file) is None

@@ -1,4 +1,4 @@
-"""What the first release left behind stays readable: journal format 1, its run.h5, its checkpoints, its evaluations."""
+"""Files of the first release stay readable: journal format 1, run.h5, checkpoints and evaluations."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ def test_its_tables_are_read_from_its_hdf5_file_and_the_same_from_its_journal(ru
         assert getattr(stored, table).equals(getattr(rebuilt, table)), table
 
 
-def test_its_later_evaluation_goes_on_in_todays_format(run: Path) -> None:
+def test_its_later_evaluation_resumes_in_todays_format(run: Path) -> None:
     path = RunPaths(run).later_eval("later")
     before = list(read_file(path))
     first = before[0]

@@ -1,4 +1,4 @@
-"""What strangers can take from a head whose port they reach: no memory to speak of, and no worker's place."""
+"""Strangers who reach the head's port can take neither much memory nor a worker's place."""
 
 import socket
 import subprocess
@@ -21,11 +21,12 @@ from hpc_es.quoting import MAX_MESSAGE
 from hpc_es.records import Episode, EvalId, Result
 from hpc_es.transport import handshakes, limits
 from hpc_es.transport import messages as m
+from hpc_es.transport.rendezvous import Rendezvous, read_rendezvous
 from hpc_es.transport.secrets import create_secrets, load_secrets
 
 MIB = 2**20
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
-"""Of ZMTP 3.1, which needs no key."""
+"""A greeting of ZMTP 3.1, which needs no key."""
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def paths(tmp_path: Path) -> RunPaths:
 
 @dataclass
 class Stranger:
-    """Who opens connections to a head and announces a frame on each, without a key."""
+    """A stranger who opens connections to a head and announces a frame on each, without a key."""
 
     port: int
     address: str = "127.0.0.1"
@@ -105,7 +106,7 @@ def test_a_flood_takes_bounded_memory_and_few_lines_and_workers_join_and_report(
     with head_process(paths, MIB, log) as head, working(paths, name="early", holding=None) as early:
         report(early, 0)
         assert early.client.flush(PATIENCE_S)
-        there = m.read_rendezvous(paths.rendezvous)
+        there = read_rendezvous(paths.rendezvous)
         assert there is not None
         before = peak_mib(head.pid)
         with closing(Stranger(there.port)) as stranger:
@@ -168,7 +169,7 @@ def test_a_connection_with_a_message_under_the_key_is_not_counted_any_more(
         wait_until(lambda: server.guard.num_unauthenticated == 0)
 
 
-def test_a_handshake_that_does_not_go_on_is_ended(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_handshake_is_ended(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_es.transport.control.HANDSHAKE_MS", 200)
     with serving(paths) as server, closing(Stranger(server.port)) as stranger:
         connection = stranger.knock(100)
@@ -264,7 +265,7 @@ def test_a_message_that_a_worker_would_not_take_is_an_error_at_the_head(
 def test_a_hostile_endpoint_takes_no_memory_of_a_worker(paths: RunPaths) -> None:
     """It cannot show the head's key, so it can only announce."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        here = m.Rendezvous("run", 1, "127.0.0.1", listener.getsockname()[1], 1, "node1")
+        here = Rendezvous("run", 1, "127.0.0.1", listener.getsockname()[1], 1, "node1")
         paths.rendezvous.write_bytes(msgspec.json.encode(here))
         with working(paths, holding=None):
             connection, _ = listener.accept()

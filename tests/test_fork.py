@@ -143,7 +143,7 @@ def test_a_fork_that_fails_leaves_nothing(root: Path) -> None:
     ("version", "name", "overrides", "complaint"),
     [
         (4, "forked", [], "version 4 does not exist: runs/origin has versions 0 to 3"),
-        (1, "origin", [], "runs/origin exists already: give the fork another --name"),
+        (1, "origin", [], "runs/origin already exists: choose another --name for the fork"),
         (1, "a/b", [], "--name a/b must consist of letters"),
         (1, "forked", ["run.name=x"], "run.name cannot be set for a fork: --name names the fork"),
         (1, "forked", ["model.path=x"], "model.path cannot be set for a fork: the base model of a fork is theta_V"),
@@ -157,16 +157,16 @@ def test_a_fork_that_cannot_be_is_refused(
         plan_fork(root, version, name, overrides)
 
 
-def test_a_folder_that_appears_meanwhile_is_not_touched(root: Path) -> None:
+def test_a_folder_that_appears_in_the_meantime_is_not_touched(root: Path) -> None:
     fork = plan_fork(root, 1, "forked")
     fork.paths.root.mkdir()
     (fork.paths.root / "precious").touch()
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write(fork)
     assert (fork.paths.root / "precious").exists()
 
 
-def test_the_command_says_what_begins_anew_and_how_to_start(root: Path) -> None:
+def test_the_command_says_what_starts_over_and_how_to_start(root: Path) -> None:
     done = CliRunner().invoke(app, ["fork", "runs/origin", "--version", "2", "--name", "forked", "es.sigma=0.02"])
     assert done.exit_code == 0, done.output
     assert "runs/forked begins from theta_2 of runs/origin, checked by its digest" in done.stdout

@@ -89,7 +89,7 @@ def test_staleness_can_be_recomputed_for_every_accepted_evaluation(root: Path) -
     assert list(by_update.mean()) == list(run.updates["lag_mean"])
 
 
-def test_what_is_not_known_is_null(root: Path) -> None:
+def test_unknown_values_are_null(root: Path) -> None:
     evaluations = hpc_es.store.read(rebuild(root)).evaluations
     centre = evaluations[evaluations["kind"] == "eval"]
     assert len(centre) == 4
@@ -144,7 +144,7 @@ def changed(changes: Changes, table: str, name: str) -> dict[int, Any]:
     return dict(zip(rows, cells[place], strict=True))
 
 
-def test_a_flush_costs_what_has_changed_and_not_what_there_is() -> None:
+def test_a_flush_costs_as_much_as_the_changes_and_not_as_the_file() -> None:
     projection = Projection()
     for record in [started(1, 0), *fake_records(40)]:
         projection.add(record)
@@ -169,7 +169,7 @@ def test_a_text_that_no_longer_holds_is_emptied_in_the_file(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_flushing_in_any_steps_gives_what_the_journal_gives(tmp_path: Path, seed: int) -> None:
+def test_flushing_in_any_steps_gives_the_same_tables_as_the_journal(tmp_path: Path, seed: int) -> None:
     root, rng = tmp_path / "run", random.Random(seed)
     records = write_run(root, 5, seed=seed, lag=seed % 3 + 1)
     writer = Hdf5Writer(RunPaths(root))
@@ -287,13 +287,13 @@ def test_a_newer_schema_is_refused_with_both_versions(root: Path) -> None:
         hpc_es.store.read(root)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none", tmp_path / "none" / "run.h5"):
         with pytest.raises(ConfigError, match="is not a run"):
             hpc_es.store.read(path)
 
 
-def test_texts_that_hdf5_cannot_hold_are_escaped_and_the_file_goes_on_being_written(tmp_path: Path) -> None:
+def test_texts_that_hdf5_cannot_hold_are_escaped_and_writing_continues(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     writer = JournalWriter.create(RunPaths(tmp_path / "run"), started)
     writer.append(Noted(2000.0, "error", "odd", "boom \x00 é"))

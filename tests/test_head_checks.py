@@ -1,4 +1,4 @@
-"""What the head believes of what it is sent, and how much one worker can make it write (see theatre.py)."""
+"""The head's checks of messages, and the limit on what one worker can make it write (see theatre.py)."""
 
 import math
 from collections import Counter
@@ -95,12 +95,12 @@ def without_rule(kind: type[Struct]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", FROM_WORKERS)
-def test_every_field_of_what_workers_say_has_a_rule(kind: type[Struct]):
+def test_every_field_of_workers_messages_has_a_rule(kind: type[Struct]):
     assert set(without_rule(kind)) <= {"result.fitness"}  # it must be the mean of rewards, which have one
 
 
 @pytest.mark.parametrize(("kind", "columns"), [(Episode, EPISODES), (Result, EVALUATIONS)])
-def test_what_the_rules_admit_fits_into_run_h5(kind: type[Struct], columns: Any):
+def test_every_accepted_message_fits_into_run_h5(kind: type[Struct], columns: Any):
     holds = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1), "uint64": (0, 2**64 - 1)}
     dtypes = {column.name: column.dtype for column in columns}
     for name, hint in get_type_hints(kind, include_extras=True).items():
@@ -118,7 +118,7 @@ def of_result(**changes: Any) -> Callable[[Report], Report]:
 
 
 def of_episode(**changes: Any) -> Callable[[Report], Report]:
-    """Of the second one, with the fitness that then follows, where there is one."""
+    """Changes the second episode, and the fitness to match, if there is one."""
 
     def apply(report: Report) -> Report:
         first, second, *rest = report.result.episodes
@@ -377,7 +377,7 @@ def test_an_allowance_grows_back_and_no_further():
     assert not allowance.take(50.0), "a clock that was set back gives nothing away"
 
 
-def test_nobody_can_lease_more_than_one_evaluation():
+def test_no_worker_can_lease_more_than_one_evaluation():
     stage = Stage(make_config())
     worker = stage.busy_worker("seat-0")
     for slot in range(4):
@@ -435,7 +435,7 @@ messages_of_any_kind = st.one_of([anything(kind) for kind in FROM_WORKERS if kin
 
 
 def altered(report: Report) -> st.SearchStrategy[Report]:
-    """One field of an honest report is something else."""
+    """Honest reports with one field changed."""
     hints = get_type_hints(Result, include_extras=True)
 
     def change(name: str) -> st.SearchStrategy[Report]:
@@ -446,7 +446,7 @@ def altered(report: Report) -> st.SearchStrategy[Report]:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
-def test_whatever_is_said_the_head_goes_on_and_its_journal_is_sound(data):
+def test_the_head_continues_with_a_sound_journal_whatever_messages_arrive(data):
     stage = Stage(make_config(run={"max_failures_in_a_row": 10**6}))
     for k in range(2):
         stage.add_worker(f"seat-{k}")

@@ -10,12 +10,12 @@ from staged_run import Staged, stage, sync, write_facts
 
 from hpc_es.analysis.figures import plots
 from hpc_es.analysis.figures.curves import plot_learning_curve
-from hpc_es.analysis.figures.episodes import lengths
-from hpc_es.analysis.figures.horizon import MAX_GROUPS, horizons, success_by_horizon
 from hpc_es.analysis.statistics import conditions, held_out
+from hpc_es.analysis.statistics.episodes import lengths
+from hpc_es.analysis.statistics.horizon import MAX_GROUPS, horizons, success_by_horizon
 from hpc_es.analysis.statistics.intervals import wilson
 from hpc_es.analysis.statistics.progress import evaluated, outcome
-from hpc_es.analysis.statistics.tables import render, summary
+from hpc_es.analysis.statistics.summary import render, summary
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import NothingToShow
 from hpc_es.store import Run, read
@@ -72,7 +72,7 @@ def test_bars_of_a_curve_are_those_errors(tmp_path: Path) -> None:
 # --- the ceiling -------------------------------------------------------------------------------------------------
 
 
-def test_a_ceiling_is_told_beside_every_success_rate(tmp_path: Path) -> None:
+def test_a_ceiling_is_shown_beside_every_success_rate(tmp_path: Path) -> None:
     run = staged(tmp_path)
     text = "11 of 12 held-out tasks can be solved at all"
     assert held_out.ceiling(run) is None

@@ -1,4 +1,4 @@
-"""What the model sees of the turns before: whole turns or nothing, and no thoughts where a task does not want them."""
+"""The history in prompts: whole turns only, and without thoughts if a task strips them."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ RULES = Message("system", "rules")
 
 
 def encode(messages) -> list[int]:
-    """One token a character, and one a message."""
+    """Encode messages with one token per character and one per message."""
     return [ord(letter) for message in messages for letter in f"{message.role[0]}{message.content}"]
 
 
@@ -69,7 +69,7 @@ def test_the_last_turns_stand_before_an_observation_and_the_rules_before_them(hi
     assert (first, found) == ("srulesu0", last)
 
 
-def test_what_is_too_long_loses_its_oldest_turns_whole():
+def test_a_history_that_is_too_long_loses_whole_turns_the_oldest_first():
     assert prompts(Asks(None), room=14)[-1] == "srulesu2acu3"
     assert prompts(Asks(None, max_prompt_tokens=14), room=1000)[-1] == "srulesu2acu3"
     assert prompts(Asks(None, max_prompt_tokens=1000), room=14)[-1] == "srulesu2acu3"
@@ -98,7 +98,7 @@ def test_a_prompt_is_the_newest_whole_turns_that_fit(turns, room, keeps):
 
 
 @pytest.mark.parametrize("wrong", [{"history": -1}, {"history": "all"}, {"history": True}, {"max_prompt_tokens": 0}])
-def test_a_history_that_is_no_count_is_a_fault_of_the_environment(wrong):
+def test_a_history_that_is_not_a_count_is_a_fault_of_the_environment(wrong):
     (name,) = wrong
     with pytest.raises(EnvError, match=rf"Asks\.{name} is"):
         History(Asks(**wrong), encode, 100)

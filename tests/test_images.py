@@ -112,14 +112,14 @@ def test_trajectories_say_how_large_an_image_is_and_do_not_hold_it() -> None:
     assert not any(message.images for message in messages)
 
 
-def test_an_engine_of_text_refuses_images_and_that_is_no_fault_of_the_episode() -> None:
+def test_a_text_engine_refuses_images_and_the_episode_is_not_to_blame() -> None:
     engine = Seeing()
     engine.takes_images = False
     with pytest.raises(ConfigError, match=r"shows an image, .* takes text alone: .*engine\.kind=endpoint"):
         play(engine, Shows(), settings())
 
 
-def test_what_is_no_file_is_a_fault_of_the_environment() -> None:
+def test_an_image_that_is_not_a_file_is_a_fault_of_the_environment() -> None:
     with pytest.raises(EnvError, match="images that are not bytes"):
         play(Seeing(), Shows(image="page.png"), settings())
 
@@ -136,7 +136,7 @@ def test_a_run_whose_engine_cannot_see_is_refused_before_it_starts(kind: str) ->
     config = settings()
     count_tasks(config)
     blind = config.model_copy(update={"engine": EngineConfig(kind=kind)})
-    with pytest.raises(ConfigError, match=rf"shows images, and engine\.kind={kind} takes text alone"):
+    with pytest.raises(ConfigError, match=rf"shows images, but engine\.kind={kind} takes only text"):
         count_tasks(blind)
 
 
@@ -180,7 +180,7 @@ def looking(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_a_model_in_vllm_sees_what_it_is_shown(looking: Looking) -> None:
+def test_a_model_in_vllm_sees_its_images(looking: Looking) -> None:
     assert looking.engine.takes_images
     looking.perturb(None)
     black = looking.look(looking.prompt("black"))
@@ -193,7 +193,7 @@ def test_a_model_in_vllm_sees_what_it_is_shown(looking: Looking) -> None:
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_an_image_is_seen_anew_with_the_weights_of_every_member(looking: Looking) -> None:
+def test_an_image_is_encoded_again_with_the_weights_of_every_member(looking: Looking) -> None:
     image = looking.prompt("gray")
     looking.perturb(None)
     centre = looking.look(image)
@@ -206,7 +206,7 @@ def test_an_image_is_seen_anew_with_the_weights_of_every_member(looking: Looking
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_what_cannot_be_shown_is_said(looking: Looking) -> None:
+def test_an_image_that_cannot_be_shown_is_reported(looking: Looking) -> None:
     for damaged in (b"no image", picture("black")[:-30]):
         with pytest.raises(EnvError, match="must be a PNG or JPEG file"):
             looking.look(Illustrated(looking.prompt("black").tokens, (damaged,)))

@@ -65,7 +65,7 @@ def test_the_bootstrap_covers_the_true_mean() -> None:
     assert np.mean(covered) == pytest.approx(0.95, abs=0.03)
 
 
-def test_repeats_are_no_further_tasks() -> None:
+def test_repeats_do_not_count_as_further_tasks() -> None:
     """Repeats that always agree change nothing; treated as tasks they would halve the interval."""
     tasks = np.random.default_rng(1).uniform(size=40)
     together = np.repeat(tasks[:, None], 4, axis=1)

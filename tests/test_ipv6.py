@@ -21,6 +21,7 @@ from hpc_es.store.journal import read_journal
 from hpc_es.transport import address
 from hpc_es.transport import messages as m
 from hpc_es.transport.observer import ask
+from hpc_es.transport.rendezvous import read_rendezvous
 from hpc_es.transport.secrets import create_secrets
 
 CONFIG = """
@@ -106,7 +107,7 @@ def test_a_whole_run_on_ipv6_answers_its_status_and_broadcasts_its_commits(tmp_p
             run.kill()
     assert run.returncode == 0, output
     assert re.search(r'"generation": *1', status), status
-    there = m.read_rendezvous(paths.rendezvous)
+    there = read_rendezvous(paths.rendezvous)
     assert there is not None
     assert there.host == ipv6_loopback
     records = list(read_journal(paths.root, warn=lambda *_: None))

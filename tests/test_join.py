@@ -77,7 +77,7 @@ def test_an_engine_that_received_other_bits_is_at_theta_0_and_the_head_hears_why
 
 
 def pid_of(line: str) -> int:
-    """Of the process with this command line."""
+    """Process id of the process with this command line."""
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if folder.name.isdigit() and (folder / "cmdline").read_text().split("\0") == line.split(" "):

@@ -234,7 +234,7 @@ def test_an_older_head_notices_and_writes_nothing_more(tmp_path: Path) -> None:
     assert notes(tmp_path) == ["a", "b"]
 
 
-def test_what_an_older_head_writes_behind_its_seal_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_an_older_head_after_its_seal_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The older head was stopped between its look for a newer segment and its write."""
     old = create(tmp_path)
     write(old, "a")
@@ -251,14 +251,14 @@ def test_what_an_older_head_writes_behind_its_seal_is_ignored(tmp_path: Path, mo
     assert notes(tmp_path) == ["a", "b", "c"]
 
 
-def test_what_was_written_before_the_newer_segment_counts_even_if_nobody_was_told(tmp_path: Path) -> None:
+def test_records_written_before_the_newer_segment_count_even_if_unacknowledged(tmp_path: Path) -> None:
     old = create(tmp_path)
     write(old, "a")  # its head is killed before it can acknowledge
     create(tmp_path)
     assert notes(tmp_path) == ["a"]
 
 
-def test_what_is_sealed_is_durable_before_the_seal_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sealed_records_are_durable_before_the_seal_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(create(tmp_path), "a")
     synced: list[Path] = []
     monkeypatch.setattr(journal, "_sync_path", synced.append)
@@ -283,7 +283,7 @@ def test_a_segment_that_never_began_counts_as_nothing(tmp_path: Path, length: in
     assert notes(tmp_path) == ["a", "b"]
 
 
-def test_a_head_that_begins_too_late_is_ignored_and_told(tmp_path: Path) -> None:
+def test_a_head_that_begins_too_late_is_ignored_and_informed(tmp_path: Path) -> None:
     """It took its generation, was stopped, and a newer head went past it before its first record."""
     write(create(tmp_path), "a")
     newer: list[JournalWriter] = []

@@ -138,7 +138,7 @@ def test_a_segment_of_the_first_release_is_sealed_by_its_bytes(tmp_path: Path, m
 # --- the end --------------------------------------------------------------------------------------------------------
 
 
-def test_a_journal_that_ended_in_good_order_says_so_and_one_that_did_not_is_told_once(tmp_path: Path) -> None:
+def test_a_clean_end_of_a_journal_is_recorded_and_an_unclean_end_is_reported_once(tmp_path: Path) -> None:
     path = closed(tmp_path, "a", "b")
     said: list[str] = []
     assert notes(tmp_path, said) == ["a", "b"]
@@ -160,7 +160,7 @@ def test_a_live_journal_needs_no_end_mark(tmp_path: Path) -> None:
     assert not is_being_written(writer.path)
 
 
-def test_a_killed_writer_is_told_by_readers_and_by_the_next_head_and_then_forgotten(tmp_path: Path) -> None:
+def test_a_killed_writer_is_reported_by_readers_and_the_next_head_only_once(tmp_path: Path) -> None:
     script = f"""
         import time
         from pathlib import Path
@@ -199,7 +199,7 @@ ODD = ("9" * 20, "9" * 200, "-1", "01", "0", "٣", "1e3", "10000000000")
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_what_is_only_named_like_a_segment_is_ignored_with_a_warning(tmp_path: Path, name: str) -> None:
+def test_a_file_only_named_like_a_segment_is_ignored_with_a_warning(tmp_path: Path, name: str) -> None:
     path = closed(tmp_path, "a")
     odd = tmp_path / f"journal.{name}.hpcj"
     shutil.copy(path, odd)
@@ -221,7 +221,7 @@ def test_a_folder_named_like_a_segment_is_ignored_and_its_number_left_out(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["v1", "v-0000001", "v000000001", "v" + "9" * 30, "v٠٠٠٠٠٠٠١"])
-def test_what_is_only_named_like_a_checkpoint_is_ignored_with_a_warning(tmp_path: Path, name: str) -> None:
+def test_a_file_only_named_like_a_checkpoint_is_ignored_with_a_warning(tmp_path: Path, name: str) -> None:
     paths = RunPaths(tmp_path)
     paths.checkpoint(3).mkdir(parents=True)
     (paths.checkpoints / name).mkdir()

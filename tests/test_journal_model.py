@@ -29,7 +29,7 @@ def test_a_copied_model_is_that_of_the_run_and_much_smaller(tmp_path: Path, reco
     assert (tmp_path / "model.hpcj").stat().st_size < RunPaths(tmp_path / "run").segment(1).stat().st_size / 5
 
 
-def test_only_what_makes_the_model_is_copied(records: list[AnyRecord]) -> None:
+def test_only_records_that_make_the_model_are_copied(records: list[AnyRecord]) -> None:
     second = started(2, 100)
     kept = list(commits_only([*records, second]))
     assert {type(record) for record in kept} == {Started, Committed, Digested}
@@ -49,7 +49,7 @@ def test_a_missing_commit_or_a_second_truth_is_refused(records: list[AnyRecord])
         model_of([])
 
 
-def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"not a journal, but long enough to have a header")
     with pytest.raises(StoreError, match="is not a journal"):
         read_model(tmp_path / "x")

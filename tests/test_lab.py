@@ -48,7 +48,7 @@ def test_without_grades_only_success_is_rewarded() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "5", "12", "one", "²", "٣", "-1"])
-def test_what_is_no_admissible_answer_earns_nothing(answer: str) -> None:
+def test_an_inadmissible_answer_earns_nothing(answer: str) -> None:
     env = make("lab")
     env.reset(0)
     result = env.step(answer)
@@ -75,7 +75,7 @@ def test_held_out_words_never_appear_in_training_whatever_the_seed(seed: int) ->
 
 
 def test_words_too_short_to_be_split_are_refused() -> None:
-    with pytest.raises(ConfigError, match="make only 8 words"):
+    with pytest.raises(ConfigError, match="give only 8 words"):
         make("lab", length=3, letters=2)
 
 
@@ -117,7 +117,7 @@ def test_a_model_is_the_same_bytes_every_time(tmp_path: Path) -> None:
     assert theta[0] == theta[1] != theta[2]
 
 
-def test_the_tokenizer_returns_what_it_was_given_and_replaces_what_it_cannot() -> None:
+def test_the_tokenizer_round_trips_text_and_replaces_other_characters() -> None:
     tokenizer = AsciiTokenizer()
     text = "".join(map(chr, range(1, 128)))
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -162,7 +162,7 @@ def lab_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 LAST_DIGEST = {"sync": "757e55964d68c6c3", "lag4-50": "e4625ed4efd65145"}
-"""Of theta_8. One that differs means that bits have changed; async-1 depends on which worker is faster."""
+"""Digests of theta_8. A difference means that bits have changed; async-1 depends on which worker is faster."""
 
 
 @pytest.mark.slow

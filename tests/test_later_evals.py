@@ -49,7 +49,7 @@ def later_rewards(root: Path) -> list[float]:
 # --- the journal --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_appended_is_there_at_once_and_an_h5_that_has_the_first_half_gains_the_second(root: Path) -> None:
+def test_appended_records_are_visible_at_once_and_an_h5_with_the_first_half_gains_the_second(root: Path) -> None:
     later = begin(root)
     assert later_rewards(root) == []
     later.append(*version(1))
@@ -65,7 +65,7 @@ def test_what_is_appended_is_there_at_once_and_an_h5_that_has_the_first_half_gai
     later.close()
 
 
-def test_whoever_goes_on_finds_what_was_there(root: Path) -> None:
+def test_a_resumed_evaluation_finds_earlier_records(root: Path) -> None:
     later = begin(root)
     later.append(*version(1))
     later.close()
@@ -94,7 +94,7 @@ def test_a_torn_tail_is_left_out_by_readers_and_cut_by_the_next_writer(root: Pat
     assert later_rewards(root) == [0.25, 0.75]
 
 
-def test_a_full_disk_costs_what_was_not_recorded_yet_and_nothing_else(root: Path) -> None:
+def test_a_full_disk_loses_only_unrecorded_results(root: Path) -> None:
     script = f"""
         import resource, sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
@@ -153,7 +153,7 @@ def test_a_damaged_one_is_refused_and_hides_nothing_of_the_run(root: Path, place
     assert later.path.read_bytes() == contents
 
 
-def test_an_h5_of_an_older_hpc_es_is_read_with_what_it_has(root: Path, tmp_path: Path) -> None:
+def test_an_h5_of_an_older_hpc_es_is_read_with_its_own_columns(root: Path, tmp_path: Path) -> None:
     write_later(root, "later", later_eval(2, 0.5))
     alone = as_first_release(shutil.move(rebuild(root), tmp_path / "alone.h5"))
     with h5py.File(alone, "r+") as file:
@@ -229,7 +229,7 @@ def test_a_protocol_is_named_for_people() -> None:
     assert protocol_of(other).label == "sudoku size=4 blanks=3, T=0.7"
 
 
-def test_evaluations_by_another_protocol_are_told_apart(root: Path) -> None:
+def test_evaluations_by_another_protocol_are_distinguished(root: Path) -> None:
     write_later(root, "alike", later_eval(2, 0.5))
     first, *others = later_eval(2, 0.75)
     write_later(root, "other", [replace(first, config_json=with_settings(sampling={"temperature": 1.0})), *others])

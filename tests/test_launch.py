@@ -152,7 +152,7 @@ def test_a_head_that_finishes_although_it_was_asked_to_stop_has_finished(stage: 
         assert stage.run().finished
 
 
-def test_what_ignores_the_request_is_killed_after_the_timeout(stage: Stage) -> None:
+def test_a_process_that_ignores_the_request_is_killed_after_the_timeout(stage: Stage) -> None:
     stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); (root / 'deaf').touch(); time.sleep(600)"
     stage.script(head=["wait_for_file('deaf'); sys.exit(0)"], local_0=[stubborn])
     began = time.monotonic()
@@ -180,7 +180,7 @@ def test_restarts_are_bounded_and_the_log_is_shown(stage: Stage) -> None:
     assert stage.num_starts("local-0") == 3
 
 
-def test_how_a_worker_died_is_told_by_its_witness_and_costs_a_restart(stage: Stage) -> None:
+def test_a_worker_death_is_reported_by_its_witness_and_costs_a_restart(stage: Stage) -> None:
     imports = "from hpc_es.worker import seat; from hpc_es.paths import RunPaths; paths = RunPaths(root); "
     died = "seat.begin(paths, 'local-0'); seat.note(paths, 'local-0', 'died', 'ended with code 0 in x: step 1'); "
     stage.script(head=[WAITS], local_0=[f"{imports}{died}sys.exit(5)"])
@@ -258,7 +258,7 @@ def test_when_the_launcher_is_killed_its_family_ends_even_if_stopped(stage: Stag
     wait_until(lambda: not any(is_alive(pid) for pid in stage.all_pids()))
 
 
-def test_a_second_launcher_is_refused_and_a_dead_one_blocks_nobody(stage: Stage) -> None:
+def test_a_second_launcher_is_refused_but_a_dead_one_does_not_block(stage: Stage) -> None:
     stage.script(head=[WAITS], local_0=[WAITS])
     launcher = start_launcher(stage)
     wait_until(lambda: stage.num_starts("head") == 1)
@@ -318,7 +318,7 @@ def test_a_begun_run_refuses_another_configuration_and_shows_the_difference(stag
     assert stage.events == ["changed since the run began: launch.stop_timeout: 5.0 -> 1.0"]
 
 
-def test_an_edited_config_yaml_does_not_change_what_a_begun_run_computes(stage: Stage) -> None:
+def test_an_edited_config_yaml_does_not_change_a_begun_run(stage: Stage) -> None:
     stage.script(head=["sys.exit(0)"], local_0=[WAITS])
     prepare.write_folder(stage.config())
     begin_journal(stage.paths, finished=False)

@@ -1,4 +1,4 @@
-"""What stands in the way of a launch is told at once, with what to do about it."""
+"""Obstacles to a launch are reported at once, with the remedy."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def command(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_submitting_where_there_is_no_slurm_writes_nothing(
+def test_submitting_without_slurm_writes_nothing(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -94,7 +94,7 @@ def test_a_worker_refuses_keys_that_others_can_read_before_it_loads_a_model(conf
 
 @pytest.mark.slow
 @pytest.mark.parametrize("port", [None, 9])
-def test_a_worker_without_a_head_ends_with_what_to_do(config: Config, port: int | None) -> None:
+def test_a_worker_without_a_head_ends_with_a_remedy(config: Config, port: int | None) -> None:
     paths, _ = prepare.write_folder(config)
     trouble = f"{paths.rendezvous} does not exist"
     if port is not None:

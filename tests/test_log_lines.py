@@ -33,7 +33,7 @@ def test_a_record_and_its_traceback_are_bounded_and_printable(log: tuple[logging
     assert len(written) <= MAX_RECORD + 1
 
 
-def test_one_place_in_the_code_writes_so_many_lines_and_then_says_how_many_it_left_out(
+def test_one_place_in_the_code_writes_a_limited_number_of_lines_and_counts_the_rest(
     log: tuple[logging.Logger, io.StringIO], monkeypatch: pytest.MonkeyPatch
 ):
     logger, stream = log

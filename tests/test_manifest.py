@@ -76,7 +76,7 @@ def test_a_run_without_evaluation_has_an_empty_manifest(tmp_path: Path) -> None:
     assert write_tasks(tmp_path / "tasks.json", _config(tmp_path, num_tasks=0)).tasks == []
 
 
-def test_no_file_is_no_manifest_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_manifest_is_none_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "tasks.json"
     assert read_tasks(path) is None
     write_tasks(path, _config(tmp_path))
@@ -107,7 +107,7 @@ def test_a_begun_run_without_a_manifest_gets_one(tmp_path: Path) -> None:
     assert read_tasks(tmp_path / "tasks.json") is not None
 
 
-def test_another_catalogue_is_refused_with_what_differs(shared_data: Path, tmp_path: Path) -> None:
+def test_another_catalogue_is_refused_with_the_differences(shared_data: Path, tmp_path: Path) -> None:
     path = tmp_path / "tasks.json"
     settle_tasks(path, _config(tmp_path, num_tasks=7), has_begun=False)
     before, first = path.read_bytes(), read_tasks(path).tasks[0].id  # type: ignore[union-attr]
@@ -149,7 +149,7 @@ def test_launching_writes_the_manifest_and_going_on_compares_it(
         (lambda task: {}[task], "lab: facts\\(0\\) raised KeyError: 0"),
     ],
 )
-def test_an_environment_that_cannot_say_what_its_tasks_are_is_named(
+def test_an_environment_that_cannot_describe_its_tasks_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Any, message: str
 ) -> None:
     monkeypatch.setattr(Lab, "facts", lambda self, task: said(task))
@@ -179,7 +179,7 @@ def test_a_manifest_that_was_edited_is_refused(tmp_path: Path) -> None:
     contents = json.loads(path.read_text())
     contents["tasks"][0]["reachable"] = False
     path.write_text(json.dumps(contents))
-    with pytest.raises(StoreError, match="does not fit its digest"):
+    with pytest.raises(StoreError, match="does not match its digest"):
         read_tasks(path)
     del contents["digest"]  # as the first release wrote it
     path.write_text(json.dumps(contents))

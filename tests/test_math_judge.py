@@ -38,7 +38,7 @@ def test_other_numbers_are_wrong(answer: str, monkeypatch: pytest.MonkeyPatch) -
     assert not is_right("18", answer)
 
 
-def test_what_is_no_plain_number_is_not_taken_for_one() -> None:
+def test_only_plain_numbers_are_read_as_numbers() -> None:
     for text in ("", "1,00", "½", "٣", "12 cm", "--3", "3/0", r"\frac{1}{0}", "9" * 101, "1e5", "0x10", "nan"):
         assert number(text) is None, text
 
@@ -127,7 +127,7 @@ class NoSandbox:
         return Execution(said.getvalue(), 0, "exit", 0.0)
 
 
-def test_percent_numbers_near_zero_and_several_answers_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_percentages_numbers_near_zero_and_several_answers_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "Sandbox", NoSandbox)
     found = [(right, given, is_right.__wrapped__(right, given)) for right, given, _ in VERDICTS]
     assert found == VERDICTS

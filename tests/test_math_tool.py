@@ -30,7 +30,7 @@ from hpc_es.worker.rollout import Player
 TASKS = Path(__file__).resolve().parent.parent / "configs" / "tasks"
 PROGRAM = "```python\nprint(14 * 24 // 6)\n```"
 RIGHT = r"So it is \boxed{56}."
-"""Of the first example."""
+"""Answer of the first example."""
 
 
 def _env(**options: Any) -> MathTool:
@@ -115,13 +115,13 @@ def test_a_short_prompt_shows_a_tool_that_there_is(tools: list[str], example: st
     assert f"Write a ```{tools[0]} block" in _shown(env.step("Hm."))
 
 
-def test_without_tools_there_is_no_math_tool() -> None:
+def test_math_tool_requires_at_least_one_tool() -> None:
     for tools in ([], ["perl"]):
         with pytest.raises(ConfigError, match="option tools"):
             _env(tools=tools)
 
 
-def test_a_refused_turn_is_no_call_of_the_tool() -> None:
+def test_a_refused_turn_does_not_count_as_a_tool_call() -> None:
     env = _env()
     env.reset(0)
     env.step("```python\nprint(")
@@ -141,7 +141,7 @@ def test_files_stay_within_an_episode_and_not_beyond() -> None:
     env.close()
 
 
-def test_what_a_program_does_wrong_is_shown() -> None:
+def test_errors_of_a_program_are_shown() -> None:
     env = _env(limits={"seconds": 0.5, "output_chars": 100, "processes": 16})
     env.reset(0)
     assert "ZeroDivisionError" in _shown(env.step("```python\n1 / 0\n```"))
@@ -200,7 +200,7 @@ class _Student:
     [(200, ("terminated", True, 1.0, 2)), (20, ("context", False, 0.0, 1))],
     ids=["fits", "does not"],
 )
-def test_a_worker_plays_it_and_what_outgrows_the_context_has_failed(room: int, outcome: tuple[Any, ...]) -> None:
+def test_a_worker_plays_it_and_episodes_that_exceed_the_context_fail(room: int, outcome: tuple[Any, ...]) -> None:
     first = "\n".join(message.content for message in _env().reset(0).messages)
     config = Config.model_validate(
         {
@@ -328,11 +328,11 @@ def test_a_damaged_file_is_refused_with_its_line(text: str, message: str, tmp_pa
         envs.make("math_tool", data=str(path))
 
 
-def test_bytes_that_are_no_text_and_missing_files_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_text_and_missing_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b"\xff\xfe")
     for name in (path, tmp_path / "none.jsonl", tmp_path):
-        with pytest.raises(ConfigError, match=r"cannot be read|known are"):
+        with pytest.raises(ConfigError, match=r"cannot be read|must be one of"):
             envs.make("math_tool", data=str(name))
 
 
@@ -347,8 +347,8 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"data": "aime_2026", "data_dir": "x"}, "is for evaluation only"),
-        ({"data": "dapo"}, "needs data_dir, the folder that has dapo_evolve.jsonl"),
-        ({"data": "dapu"}, "known are dapo, aime_2026, gsm8k"),
+        ({"data": "dapo"}, "needs data_dir, the folder with dapo_evolve.jsonl"),
+        ({"data": "dapu"}, "must be one of dapo, aime_2026, gsm8k"),
         ({"limits": {"second": 3}}, "limits.second"),
         ({"max_turns": 0}, "max_turns"),
     ],

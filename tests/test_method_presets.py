@@ -234,7 +234,7 @@ def invoke(*arguments: str) -> Result:
 # --- sources --------------------------------------------------------------------------------------------------------
 
 SOURCES = re.compile(r" # (paper|code|published|chosen|unknown)\b")
-"""What each key of a preset says of its value (docs/presets.md)."""
+"""The comment of each key in a preset (docs/presets.md)."""
 PRESETS = sorted(path for folder in ("methods", "staleness", "tasks") for path in (CONFIGS / folder).rglob("*.yaml"))
 
 
@@ -249,13 +249,13 @@ def test_every_key_says_where_its_value_is_from(path: Path) -> None:
     assert [lines[number - 1] for number in sorted(numbers) if not SOURCES.search(lines[number - 1])] == []
 
 
-def test_the_page_of_the_presets_has_what_their_comments_say() -> None:
+def test_the_page_of_the_presets_agrees_with_their_comments() -> None:
     command = [sys.executable, str(CONFIGS.parent / "tools" / "presets_table.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=CONFIGS.parent)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_is_published_is_not_said_to_be_chosen_or_unknown() -> None:
+def test_published_values_are_not_marked_as_chosen_or_unknown() -> None:
     """The table above against the comments: the two must not part."""
     for preset, published in PUBLISHED.items():
         path = METHODS / f"{preset}.yaml"

@@ -19,7 +19,7 @@ from hpc_es.params import Arena
 from hpc_es.records import Assignment, Commit, EvalId, Member, Result
 
 SEED, NUM_UPDATES, STALE = 11, 5, 2
-"""From update 2 on, so many members of every cohort were measured one version before."""
+"""From update 2 on, this many members of every cohort were measured one version earlier."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -64,7 +64,7 @@ def fitness(theta: Mapping[str, Array], version: int) -> float:
 
 
 def measure(config: Config, arena: Arena, slot: int) -> tuple[Assignment, Result]:
-    """One member around the arena's theta, as a worker would."""
+    """Evaluate one member around the arena's theta, as a worker does."""
     assignment = method_of(config).assign(arena.version, slot, arena.version + 1)
     assert assignment.member is not None
     weights = {name: arena.perturbed(name, assignment.member, "float32") for name in arena.names}
@@ -284,7 +284,7 @@ def test_a_random_walk_does_not_look_at_the_fitness(model: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["none", "adam"])
 @pytest.mark.parametrize("ends", ["sigma", "alpha"])
-def test_an_update_whose_sigma_or_alpha_has_come_to_nothing_is_null(model: Path, kind: str, ends: str) -> None:
+def test_an_update_with_zero_sigma_or_alpha_is_null(model: Path, kind: str, ends: str) -> None:
     schedule = {"kind": "cosine", "start": 1e-2, "end": 0.0}
     config = configured(model, **{ends: schedule}, optimiser={"kind": kind})
     arena = arena_of(config)

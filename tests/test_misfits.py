@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hpc_es.cli import app
 from hpc_es.cli.simulate import simulate as simulate_command
 from hpc_es.config import load
-from hpc_es.simulator.mismatch import DURATIONS, misfits
+from hpc_es.simulator.worker_count import DURATIONS, worker_count_warnings
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 ASYNC_1 = {"mode": "natural", "max_lag": 1}
@@ -21,7 +21,7 @@ def told(num_workers: int, population: int = 16, num_updates: int = 200, **stale
     config = make_config(
         run={"num_updates": num_updates}, es={"population": population}, staleness=staleness or ASYNC_1
     )
-    return misfits(config, num_workers)
+    return worker_count_warnings(config, num_workers)
 
 
 def test_four_workers_and_a_published_cohort_fit() -> None:
@@ -48,7 +48,7 @@ def test_too_many_workers_waste_their_work_and_idle() -> None:
     assert told(64, population=1000) == []
 
 
-def test_a_lag_that_a_short_run_never_has_is_told() -> None:
+def test_a_lag_that_a_short_run_never_reaches_is_warned_about() -> None:
     (warning,) = told(4, num_updates=100, mode="tail", counts={0: 15, 128: 1})
     assert "asks for results of lag 128, but run.num_updates=100" in warning
     assert told(4, num_updates=129, mode="tail", counts={0: 15, 128: 1}) == []
@@ -97,4 +97,8 @@ def test_no_configuration_of_ours_is_warned_about() -> None:
     whole += [CONFIGS / f"{name}.yaml" for name in ("tasks/webshop", "tasks/docvqa", "methods/endless-terminals")]
     for path in whole:
         config = load(path).config
-        assert misfits(config, config.launch.workers) == misfits(config, config.slurm.workers) == [], path
+        assert (
+            worker_count_warnings(config, config.launch.workers)
+            == worker_count_warnings(config, config.slurm.workers)
+            == []
+        ), path

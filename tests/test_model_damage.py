@@ -234,7 +234,7 @@ def library_reads(path: Path) -> bool:
     return True
 
 
-def test_what_we_read_the_safetensors_library_reads_too(tmp_path: Path) -> None:
+def test_every_file_we_accept_is_accepted_by_the_safetensors_library(tmp_path: Path) -> None:
     """400 files with one to three changes anywhere in length, header and the first of the data."""
     pytest.importorskip("safetensors")
     write_tiny_llama(tmp_path)

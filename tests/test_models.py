@@ -32,7 +32,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def converted(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Instead of the real conversion: a tiny model; returns the GGUF files it was asked to convert."""
+    """Replaces the real conversion by a tiny model; returns the GGUF files to convert."""
     asked: list[Path] = []
 
     def convert(gguf: Path, source: Any, folder: Path) -> None:
@@ -57,7 +57,7 @@ def test_without_the_hub_the_packaged_weights_are_converted(
 ) -> None:
     folder = get_model(NAME, tmp_path / "deep" / "model", say=said.append)
     assert [path.name for path in converted] == ["SmolLM2-135M-Instruct.Q4_1.gguf"]
-    assert "hub not usable (ConnectionError: no route)" in said[0]
+    assert "cannot use the Hugging Face hub (ConnectionError: no route)" in said[0]
     assert len(said) == 2
     assert not any("\n" in line for line in said)
     manifest = json.loads((folder / models.MANIFEST).read_text())

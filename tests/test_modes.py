@@ -1,4 +1,4 @@
-"""Who may read and write a run's files: modes under every umask, of every file."""
+"""Permissions of every file of a run, under every umask."""
 
 import os
 import stat
@@ -75,7 +75,7 @@ def test_every_file_of_a_run_has_the_modes_that_were_asked_for_whatever_the_umas
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 @pytest.mark.parametrize("group", [False, True])
-def test_what_is_made_within_a_run_is_as_open_as_the_run(work: Path, umask: int, group: bool) -> None:
+def test_files_within_a_run_have_the_runs_permissions(work: Path, umask: int, group: bool) -> None:
     os.umask(umask)
     root = work / "runs" / "a"
     modes.make_run_folder(root)
@@ -110,7 +110,7 @@ def test_a_run_of_before_has_its_modes_set_right_and_keeps_its_group_and_links(w
         assert mode(elsewhere) == 0o666
 
 
-def test_what_a_command_makes_elsewhere_follows_the_umask_but_is_not_for_everyone_to_write(work: Path) -> None:
+def test_files_elsewhere_follow_the_umask_and_are_not_world_writable(work: Path) -> None:
     for umask, folder, file in ((0o000, 0o775, 0o664), (0o027, 0o750, 0o640)):
         command = [sys.executable, "-m", "hpc_es", "model", "get", "lab-10k", "--out", f"{umask:o}/model"]
         subprocess.run(command, check=True, umask=umask, capture_output=True)

@@ -112,7 +112,7 @@ def test_nothing_is_fused_flushed_or_approximate(kernel: Any, constants: dict[st
 
 @pytest.mark.parametrize("size", [1, 1032])
 def test_no_value_of_an_argument_makes_another_variant(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the function that a launch chooses its variant with, for values that Triton would take for special."""
+    """Uses the function that selects a launch's variant, for values that Triton specialises on by default."""
     launched = list[Any]()
 
     def launch(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:

@@ -52,7 +52,7 @@ def test_a_refusal_is_silent(folder: Path) -> None:
 
 
 def test_the_system_call_reaches_the_kernel() -> None:
-    """Of the one node that every Linux has; of a node that none has, the kernel says that there is no such thing."""
+    """Works for the one node that every Linux has; for a missing node, the kernel reports an error."""
     with mmap.mmap(-1, 2**14) as memory:
         address = np.frombuffer(memory, np.uint8).ctypes.data
         try:

@@ -122,7 +122,7 @@ def test_there_are_more_than_500_of_them() -> None:
     assert len(lines) > 500
 
 
-def test_what_goes_wrong_is_said_with_the_place_and_the_remedy(folder: Path) -> None:
+def test_errors_name_the_place_and_the_remedy(folder: Path) -> None:
     def complaint(value: str) -> str:
         return CliRunner().invoke(app, ["config", "show", "config.yaml", f"task.options.x={value}"]).stderr
 
@@ -132,7 +132,7 @@ def test_what_goes_wrong_is_said_with_the_place_and_the_remedy(folder: Path) -> 
     assert "nested too deeply to be a configuration, more than 50" in complaint("[" * 51 + "]" * 51)
     assert "holds a NUL" in complaint('"a\\0b"')
     below_a_file = CliRunner().invoke(app, ["model", "get", "lab-10k", "--out", "config.yaml/x/y"])
-    assert below_a_file.stderr == "error: config.yaml/x/y cannot be made (Not a directory): choose another --out\n"
+    assert below_a_file.stderr == "error: config.yaml/x/y cannot be created (Not a directory): choose another --out\n"
 
 
 def test_the_largest_numbers_and_depths_that_are_allowed_are_kept(folder: Path) -> None:

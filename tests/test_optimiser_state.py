@@ -1,4 +1,4 @@
-"""What an optimiser keeps beside theta is part of the digest, of checkpoints and of replay, and of every worker."""
+"""The optimiser's state is part of the digest, of checkpoints, of replay and of every worker."""
 
 from pathlib import Path
 

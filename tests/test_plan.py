@@ -116,7 +116,7 @@ def test_only_ranks_that_share_the_heads_out_evenly_are_offered():
         planned(config_of(engine={"tensor_parallel": 2}), smol)
 
 
-def test_what_does_not_fit_says_so():
+def test_a_plan_that_does_not_fit_says_so():
     small = memory_of(config_of(), of(QWEN_27B), assume("a10"))
     assert not small.gpu.fits
     assert any("tensor_parallel" in remedy for remedy in small.remedies)
@@ -132,7 +132,7 @@ def test_the_cache_is_cut_over_ranks_as_far_as_there_are_heads():
     assert eight.sequences == sixteen.sequences == 2**30 / (2048 * 2 * 2 * 36 * 128)
 
 
-def test_too_small_a_cache_is_told_with_the_size_that_has_room_for_all():
+def test_too_small_a_cache_is_reported_with_the_size_that_fits_all():
     token = 2 * 2 * 36 * 8 * 128
     config = config_of(engine={"kv_cache_mib": 1024, "max_concurrent": 32}, es={"tasks_per_member": 100})
     needs = memory_of(config, of(QWEN_4B), H100)

@@ -18,7 +18,7 @@ from hpc_es.planner import tokens as lengths
 # --- cautions ----------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_that_is_too_short_and_jobs_that_are_too_small_are_told():
+def test_a_lease_that_is_too_short_and_jobs_that_are_too_small_are_warned_about():
     config = config_of(slurm={"head": {"memory": "16G"}, "worker": {"memory": "64G"}}, transport={"lease_timeout": 1})
     plan = planned(config, of(QWEN_4B))
     lease, head = plan.cautions
@@ -30,23 +30,23 @@ def test_a_lease_that_is_too_short_and_jobs_that_are_too_small_are_told():
 
 
 @pytest.mark.parametrize(("staleness", "most"), [({"mode": "sync"}, 4), ({"mode": "natural", "max_lag": 2}, 12)])
-def test_workers_that_would_only_idle_are_told(staleness, most):
+def test_workers_that_would_only_idle_are_warned_about(staleness, most):
     config, at_once = config_of(staleness=staleness), assume("h100", ["start_s=0"])
     assert planned(config, of(135e6), workers=most, assumed=at_once).cautions == ()
     (told,) = planned(config, of(135e6), workers=most + 3, assumed=at_once).cautions
     assert f"at most {most} members at once: 3 of the {most + 3} workers" in told
 
 
-def test_workers_that_come_up_after_the_end_are_told():
+def test_workers_that_connect_after_the_end_are_warned_about():
     config = config_of(es={"population": 64})
     late = planned(config, of(135e6), workers=64, assumed=assume("h100", ["start_s=600"]))
     assert 0 < late.num_up < 64
-    assert f"{late.num_up} of 64 workers came up before the end" in late.cautions[-1]
+    assert f"{late.num_up} of 64 workers connect before the run ends" in late.cautions[-1]
     at_once = assume("h100", ["start_s=0", "core_noise_g_per_s=100"])
     assert planned(config, of(135e6), workers=64, assumed=at_once).cautions == ()
 
 
-def test_a_head_that_workers_wait_for_is_told():
+def test_a_head_that_workers_wait_for_is_warned_about():
     config, at_once = config_of(es={"population": 64}), assume("h100", ["start_s=0"])
     (told,) = planned(config, of(135e6), workers=64, assumed=at_once).cautions
     assert "while the head adds an update, which takes 8 s with slurm.head.cpus=1" in told
@@ -62,11 +62,11 @@ def test_a_head_that_workers_wait_for_is_told():
         (Tokens(20470, 11, 10, ""), ["L = 20,481 tokens are more than 10 turns of engine.max_model_len=2048"]),
         (
             Tokens(141, 3, 3, "", with_cached=True),
-            ["as measured --tokens-out 3 --turns 3"],
+            ["and the measured --tokens-out 3 --turns 3"],
         ),
     ],
 )
-def test_lengths_that_cannot_be_or_count_too_much_are_told(tokens, told):
+def test_impossible_or_overcounted_lengths_are_warned_about(tokens, told):
     assumed = assume("h100", ["start_s=0"])
     cautions = make_plan(config_of(), of(135e6), tokens, assumed, num_workers=2).cautions
     assert len(cautions) == len(told)
@@ -76,7 +76,7 @@ def test_lengths_that_cannot_be_or_count_too_much_are_told(tokens, told):
 # --- what is given ----------------------------------------------------------------------------------------------
 
 
-def test_the_shape_is_read_from_a_folder_and_counts_what_is_trained(tmp_path):
+def test_the_shape_is_read_from_a_folder_and_counts_trained_parameters(tmp_path):
     layers = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 40}
     folder = make(tmp_path / "model", **layers)
     model = config_of(model={"path": str(folder), "exclude": ["*embed*"]}).model
@@ -129,7 +129,7 @@ def test_assumptions_can_be_set_and_mistakes_are_explained(tmp_path):
         ("h100", ["prefil_share=1"], "did you mean prefill_share"),
         ("h100", ["prefill_share=2"], "prefill_share=2"),
         ("h100", ["prefill_share"], "KEY=VALUE"),
-        (str(mine), [], "misses memory_gb_per_s, bf16_tflops, fp32_tflops, link_gb_per_s: "),
+        (str(mine), [], "lacks memory_gb_per_s, bf16_tflops, fp32_tflops, link_gb_per_s: "),
         (str(tmp_path / "none.yaml"), [], "cannot be read"),
     ):
         with pytest.raises(ConfigError, match=complaint):
@@ -151,7 +151,7 @@ SUDOKU = (
 )
 
 
-def test_the_command_prints_what_it_assumes():
+def test_the_command_prints_its_assumptions():
     done = invoke(*SUDOKU, "--gpu", "h200", "--workers", "4", "--tokens-per-episode", "3600", "--parameters", "4.5e9")
     assert done.exit_code == 0, done.output
     lines = {line.split()[0]: line.split() for line in done.output.splitlines() if line.strip()}
@@ -169,7 +169,7 @@ def test_the_command_prints_its_cautions_before_the_next_command():
     assert "hpc-es simulate" in last
 
 
-def test_what_is_not_there_has_no_size_and_small_ratios_no_zero():
+def test_absent_parts_have_no_size_and_small_ratios_are_not_zero():
     options = ("--tokens-per-episode", "3600", "--parameters", "4.5e9", "engine.base=host")
     lines = {line.split()[0]: line for line in invoke(*SUDOKU, *options).output.splitlines() if line.strip()}
     assert lines["theta"].split()[1] == "-"

@@ -26,7 +26,7 @@ DOCS = Path(__file__).parent.parent / "docs" / "planner.md"
 ACTIVE = 4.21e9
 """Parameters of Qwen3.5-4B that a text token passes through."""
 FIT_EXAFLOPS = 3.1
-"""Of ESOpt with H* 5: the only number of the Sudoku rows that the length of an episode is taken from."""
+"""Figure of ESOpt with H* 5: the only number of the Sudoku rows that determines the length of an episode."""
 TOKENS_PER_TURN = FIT_EXAFLOPS * 1e18 / (2 * 32 * 32 * 100 * ACTIVE) / 15
 
 
@@ -52,7 +52,7 @@ def test_the_length_of_5_moves_predicts_the_flops_of_10_and_15(blanks: int) -> N
 
 
 @pytest.mark.parametrize(("blanks", "misses"), [(5, 0.21), (10, 0.02), (15, 0.07)])
-def test_what_fits_grpo_on_webshop_predicts_its_flops_on_sudoku_to_a_fifth(blanks: int, misses: float) -> None:
+def test_the_fit_to_grpo_on_webshop_predicts_its_flops_on_sudoku_to_a_fifth(blanks: int, misses: float) -> None:
     """Another study, model and task, and ESOpt's length in place of GRPO's own."""
     predicted = sudoku(blanks).compute.gradient.grpo_in_all / 1e18
     assert miss(predicted, SUDOKU[blanks].grpo_exaflops) == pytest.approx(misses, abs=0.01)
@@ -73,7 +73,7 @@ def test_without_the_fit_hours_are_too_few_by_the_same_factor() -> None:
 
 @pytest.mark.parametrize("blanks", [10, 15])
 def test_the_rate_of_grpo_with_5_moves_predicts_its_hours_with_10_and_15(blanks: int) -> None:
-    """From the published FLOPs, so that only the rate is tried."""
+    """Uses the published FLOPs, so that only the rate is tested."""
     row = SUDOKU[blanks]
     assert row.grpo_exaflops is not None
     rate = 4 * 1e12 * H100.bf16_tflops * H100.training_share
@@ -139,7 +139,7 @@ def test_the_page_states_every_miss_that_is_asserted_here() -> None:
         ["quickstart.yaml", "--gpu", str(CONFIGS / "hardware/two-cores.yaml")],
     ],
 )
-def test_every_figure_says_what_it_rests_on(arguments: list[str]) -> None:
+def test_every_figure_names_its_basis(arguments: list[str]) -> None:
     lengths_given = ["--tokens-in", "2700", "--tokens-out", "900", "--parameters", "4.5e9", "--workers", "4"]
     name, *others = arguments
     done = CliRunner().invoke(app, ["plan", str(CONFIGS / name), *others, *lengths_given])

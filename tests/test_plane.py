@@ -1,4 +1,4 @@
-"""What the core decides about the collective plane: backends, epochs, and who is sent theta."""
+"""The core's decisions about the collective plane: backends, epochs, and transfers of theta."""
 
 import pytest
 from builders import built_commit
@@ -154,14 +154,14 @@ def test_joiners_share_a_transfer_and_get_no_work_until_it_has_ended() -> None:
         {"head": Offer("none")},
     ],
 )
-def test_who_needs_or_can_have_no_transfer_is_ready_at_once(case: dict) -> None:
+def test_a_joiner_without_a_transfer_is_ready_at_once(case: dict) -> None:
     theatre = Theatre(case.pop("head", Offer("gloo")), **case.pop("settings", {}))
     theatre.join("a", **case)
     assert theatre.state("a") == "ready"
     assert theatre.plane.open_transfer(4, 99) == []
 
 
-def test_a_joiner_that_is_lost_meanwhile_is_not_called() -> None:
+def test_a_lost_joiner_is_not_called() -> None:
     theatre = Theatre()
     theatre.join("a")
     theatre.join("b")
@@ -236,7 +236,7 @@ def test_no_transfer_begins_before_the_arena_has_come_to_the_version(stage: Stag
     assert (transfer.version, transfer.digest) == (3, 77)
 
 
-def test_who_joins_when_nothing_is_left_to_hand_out_is_sent_nothing(stage: Stage) -> None:
+def test_a_joiner_gets_nothing_when_no_work_is_left(stage: Stage) -> None:
     while 5 not in stage.core.ledger.digests:
         stage.move(stage.moves()[0])
     stage.handle(Received(messages.Hello("new", "new", "h", 1, stage.core.ledger.digests[0], {}, collective="gloo")))

@@ -14,10 +14,10 @@ from staged_run import Staged, stage, staircase, sync, tail
 
 from hpc_es.analysis.figures import plots
 from hpc_es.analysis.figures.canvas import png
-from hpc_es.analysis.figures.episodes import brackets, per_update, per_version
-from hpc_es.analysis.figures.lags import composition, deviating_updates, lag_counts, prescribed
-from hpc_es.analysis.figures.timeline import spans, worker_shares
-from hpc_es.analysis.figures.waiting import discard_bias, members
+from hpc_es.analysis.statistics.episodes import brackets, per_update, per_version
+from hpc_es.analysis.statistics.lags import composition, deviating_updates, lag_counts, prescribed
+from hpc_es.analysis.statistics.timeline import spans, worker_shares
+from hpc_es.analysis.statistics.waiting import discard_bias, members
 from hpc_es.errors import ConfigError, HpcEsError, NothingToShow
 from hpc_es.store import Run
 from hpc_es.store.journal import read_journal
@@ -304,7 +304,7 @@ def test_the_timeline_has_one_bar_per_finished_evaluation(runs: dict[str, Run]) 
     assert len(commits.get_paths()) == 20
 
 
-def test_a_long_run_shows_a_part_of_it(tmp_path: Path) -> None:
+def test_a_long_run_is_shown_in_part(tmp_path: Path) -> None:
     run = stage(tmp_path / "run", Staged(composition=sync(4), num_updates=40, success={}))
     axes = plots.plot_timeline(run).axes[0]
     low, high = axes.get_xlim()
@@ -337,7 +337,7 @@ def test_a_few_discards_have_no_interval_and_the_figure_says_so(runs: dict[str, 
     assert "no interval" not in plots.plot_discards(runs["natural"]).axes[1].get_title(loc="left")
 
 
-def test_the_timeline_lists_only_what_occurs(runs: dict[str, Run]) -> None:
+def test_the_timeline_lists_only_states_that_occur(runs: dict[str, Run]) -> None:
     for chosen in (runs["sync"], [runs["sync"], runs["tail"]]):
         texts = [text.get_text() for text in plots.plot_timeline(chosen).legends[0].get_texts()]
         assert texts == ["member, consumed", "centre: the unperturbed policy", "commit"]

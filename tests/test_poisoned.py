@@ -12,9 +12,9 @@ from hdf5_tables import assert_same, from_journal, tables
 from msgspec.structs import replace
 
 import hpc_es.store
-from hpc_es.analysis.figures.timeline import spans
 from hpc_es.analysis.statistics.progress import progress
-from hpc_es.analysis.statistics.tables import render, summary
+from hpc_es.analysis.statistics.summary import render, summary
+from hpc_es.analysis.statistics.timeline import spans
 from hpc_es.paths import RunPaths
 from hpc_es.records import Result
 from hpc_es.store.hdf5 import rebuild
@@ -87,7 +87,7 @@ def test_a_run_can_be_read_whatever_was_reported(tmp_path: Path, poison: dict[st
     assert (run.evaluations["tokens_in"].isna() | (run.evaluations["tokens_in"] >= 0)).all()
 
 
-def test_what_no_column_holds_is_unknown_or_the_nearest_number(tmp_path: Path) -> None:
+def test_values_that_no_column_can_hold_become_unknown_or_the_nearest_number(tmp_path: Path) -> None:
     poison = {"of_record": {}, "of_result": {"digest": -1}, "of_episode": {"tokens_in": HUGE, "turns": -(2**40)}}
     run = run_of(tmp_path / "run", with_result(list(fake_records()), 3, **poison))
     row = run.evaluations[run.evaluations["digest"].isna() & run.evaluations["fitness"].notna()].iloc[0]

@@ -7,10 +7,10 @@ import pytest
 from hpc_es import methods
 from hpc_es.config import load
 from hpc_es.config.schema import Config
-from hpc_es.simulator.accounts import Simulated
 from hpc_es.simulator.durations import parse
-from hpc_es.simulator.mismatch import DURATIONS, misfits
+from hpc_es.simulator.result import SimulationResult
 from hpc_es.simulator.simulate import simulate
+from hpc_es.simulator.worker_count import DURATIONS, worker_count_warnings
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 STALENESS = CONFIGS / "staleness"
@@ -51,7 +51,7 @@ COHORTS: dict[str, dict[str, dict[int, int]]] = {
 """Results by lag in the cohort of update 200 (30x100: 120); published.md and the paper's tables."""
 NATURAL = [(size, "async-1") for size in SIZES]
 NUM_WORKERS = 4
-"""Of the published study."""
+"""Number of workers in the published study."""
 
 
 def load_preset(folder: Path, preset: str) -> Config:
@@ -70,14 +70,14 @@ def test_a_condition_has_the_published_cohort(tmp_path: Path, size: str, name: s
 
 
 @pytest.mark.parametrize(("size", "name"), NATURAL)
-def test_async_1_takes_what_comes_at_most_one_version_late(tmp_path: Path, size: str, name: str) -> None:
+def test_async_1_accepts_results_at_most_one_version_late(tmp_path: Path, size: str, name: str) -> None:
     config = load_preset(tmp_path, f"{size}/{name}")
     assert (config.es.population, config.es.tasks_per_member, config.run.num_updates) == SIZES[size]
     schedule = methods.make(config).schedule()
     assert (schedule.on_demand, schedule.max_lag) == (True, 1)
 
 
-def played(config: Config, num_workers: int, num_updates: int | None = None) -> Simulated:
+def played(config: Config, num_workers: int, num_updates: int | None = None) -> SimulationResult:
     """The run as the real head decides it, with evaluations as uneven as those of agents."""
     updates = {"run": config.run.model_copy(update={"num_updates": num_updates})} if num_updates else {}
     no_evaluations = {"eval": config.eval.model_copy(update={"num_tasks": 0})}
@@ -97,7 +97,7 @@ def test_a_condition_plays_with_the_published_lags(tmp_path: Path, size: str, na
     }
     assert run.stale[-1] == sum(count for lag, count in expected.items() if lag)
     assert run.discarded_share == 0
-    assert misfits(config, NUM_WORKERS) == []
+    assert worker_count_warnings(config, NUM_WORKERS) == []
 
 
 @pytest.mark.parametrize(("size", "stale"), [("16x16", 0.1875), ("30x32", 0.1), ("30x100", 0.1)])
@@ -112,7 +112,7 @@ def test_async_1_is_as_stale_as_published_by_itself(tmp_path: Path, size: str, s
     assert run.lag_mean == pytest.approx(stale, rel=0.05)
     assert max(run.stale) <= 3
     assert run.stale.count(3) >= 0.9 * 120
-    assert misfits(config, num_workers) == []
+    assert worker_count_warnings(config, num_workers) == []
 
 
 @pytest.mark.parametrize("size", ["16x16", "30x32"])
@@ -124,7 +124,7 @@ def test_the_staircase_consumes_cohorts_around_theta_0_at_every_step(tmp_path: P
     assert all(update - 1 - lags[update] == 0 for update in (33, 65, 129))
 
 
-def test_there_is_no_preset_that_nobody_checks() -> None:
+def test_every_preset_is_checked() -> None:
     files = {(path.parent.name, path.stem) for path in STALENESS.glob("*/*.yaml")}
     assert files == {(size, name) for size, names in COHORTS.items() for name in names} | set(NATURAL)
 

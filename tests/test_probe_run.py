@@ -120,7 +120,7 @@ def test_a_greedy_noise_probe_repeats_once_and_spends_the_rest_on_fresh_batches(
         assert (len(scores.same[i]), len(scores.fresh[i])) == (2, 6)
 
 
-def test_the_command_says_what_greedy_repeats_are_worth(
+def test_the_command_explains_greedy_repeats(
     recorded: Recorded, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["noise", str(recorded.paths.root), "--members", "3"]
@@ -187,7 +187,7 @@ def test_members_without_a_result_are_scored_where_they_belong_first(recorded: R
     assert scores.lags[0].now == (4.0, 5.0, 6.0)
 
 
-def test_what_has_to_be_scored_at_several_versions_goes_forwards(recorded: Recorded, script: Script) -> None:
+def test_scoring_at_several_versions_goes_forwards(recorded: Recorded, script: Script) -> None:
     recorded.results.clear()
     scores = stale(recorded, version=5, lags=[1, 4], members=3)
     assert [version for version, _, _ in script.played] == [1] * 3 + [4] * 3 + [5] * 12
@@ -221,7 +221,7 @@ def test_the_cost_is_that_of_the_runs_own_evaluations(recorded: Recorded) -> Non
         ({"members": 2}, "--members 2 must be from 3"),
     ],
 )
-def test_a_probe_of_what_does_not_exist_is_refused(
+def test_an_impossible_probe_is_refused(
     recorded: Recorded, script: Script, options: dict[str, int], complaint: str
 ) -> None:
     for probe in (noise, stale):

@@ -66,7 +66,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(few_resamples: None) -> N
         assert 0.86 <= covered <= 0.99, (name, covered)
 
 
-def test_what_moves_every_member_alike_is_no_noise_of_z() -> None:
+def test_a_common_shift_of_all_members_is_not_noise_of_z() -> None:
     same, fresh = make_scores(np.random.default_rng(3), 12, 3)
     shifted = fresh + np.array([0.0, 7.0, -40.0])
     facts = {"num_tasks": 16, "population": 30, "seeds": range(12)}
@@ -117,7 +117,7 @@ def test_the_best_number_of_tasks_makes_the_gain_largest() -> None:
     assert best == pytest.approx(math.sqrt(30 / 2 * 1.6 / 0.04))
 
 
-def test_the_verdict_says_what_pays_at_equal_cost() -> None:
+def test_the_verdict_names_the_better_choice_at_equal_cost() -> None:
     same, fresh = make_scores(np.random.default_rng(5), 40, 8)
 
     def say(*costs: float) -> str:
@@ -142,7 +142,7 @@ def test_scores_without_signal_are_called_so() -> None:
 
 
 def test_one_batch_twice_and_many_fresh_ones_give_the_same_components(few_resamples: None) -> None:
-    """As a greedy probe plays: the numbers of scores need not be equal."""
+    """A greedy probe may have different numbers of scores on the same and on fresh batches."""
     rng = np.random.default_rng(8)
     floors = []
     for _ in range(100):

@@ -23,7 +23,7 @@ def bench_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCH))
 
 
-def test_a_run_is_told_by_phases_that_add_up_and_by_the_cpu_seconds_of_its_processes(tmp_path: Path) -> None:
+def test_a_profile_has_phases_that_add_up_and_cpu_seconds_of_processes(tmp_path: Path) -> None:
     from phases import phases
     from profile_run import table_of_phases
 
@@ -56,7 +56,7 @@ def test_a_run_is_told_by_phases_that_add_up_and_by_the_cpu_seconds_of_its_proce
     assert [phase for phase, seconds in without.items() if math.isnan(seconds)] == [rows[0].phase]
 
 
-def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_named(tmp_path: Path) -> None:
     command = [sys.executable, "tools/bench/profile_run.py", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
@@ -70,7 +70,7 @@ def made_in(path: str) -> Callable[[Callable[[], object]], object]:
     return names["call"]
 
 
-def test_cpu_seconds_are_those_of_the_innermost_package_that_is_told_apart() -> None:
+def test_cpu_seconds_belong_to_the_innermost_listed_package() -> None:
     from sampled import OTHER, watched
 
     def burn() -> None:

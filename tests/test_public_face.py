@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "numpy", "pandas", "h5py", "matplotlib", "pydantic", "msgspec")
 
 
-def test_importing_it_imports_nothing_heavy_and_names_what_there_is() -> None:
+def test_importing_is_light_and_lists_the_public_names() -> None:
     code = f"import sys, hpc_es; print([name for name in {HEAVY} if name in sys.modules], sorted(hpc_es.__all__))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     names = ["Arena", "load_config", "plots", "read", "replay", "report", "run", "submit"]
@@ -56,7 +56,7 @@ def test_a_run_is_read_and_reported(tmp_path: Path) -> None:
         hpc_es.report(tmp_path / "run", tmp_path / "run")
 
 
-def test_submission_handles_do_what_a_user_of_submitit_expects(
+def test_submission_handles_behave_like_those_of_submitit(
     config: Config,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

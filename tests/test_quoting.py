@@ -1,4 +1,4 @@
-"""What is quoted from outside is short, and drives no terminal, wherever it goes."""
+"""Text quoted from outside is short and cannot control a terminal."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ class Leaver(Exception):
 @pytest.mark.parametrize(
     "value", [Unspeakable(), Leaver(), 10**5000], ids=["an odd class", "a class that exits", "a long number"]
 )
-def test_what_cannot_be_shown_is_said_so(value: object):
+def test_an_unprintable_value_is_described(value: object):
     assert quote_value(value) == "(its text cannot be shown)"
 
 

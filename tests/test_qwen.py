@@ -71,7 +71,7 @@ def test_experts_that_transformers_keeps_in_another_form_are_refused_by_name(fam
 
 
 @pytest.mark.vllm
-def test_what_vllms_cpu_backend_cannot_do_for_linear_attention_is_refused_or_left_off(tmp_path: Path) -> None:
+def test_unsupported_linear_attention_features_of_vllms_cpu_backend_are_refused_or_disabled(tmp_path: Path) -> None:
     vllm_launch = pytest.importorskip("hpc_es.engine.vllm_launch")
     folder = written("qwen3_5", tmp_path / "model")
     arena, engine = Arena.from_pretrained(folder), EngineConfig(max_model_len=64)

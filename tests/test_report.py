@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from hpc_es.analysis.report.build import Written, write_report
 from hpc_es.analysis.report.figures import MAX_PANELS, SECTIONS
-from hpc_es.analysis.text_table import TextTable, mean_and_sd
+from hpc_es.analysis.statistics.text_table import TextTable, mean_and_sd
 from hpc_es.cli import app
 from hpc_es.envs.base import TaskFacts
 from hpc_es.errors import ConfigError, StoreError
@@ -120,14 +120,14 @@ def test_the_same_runs_give_the_same_bytes(root: Path, of_the_tail: Written, tmp
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_what_is_absent_is_named_with_its_reason(of_the_tail: Written) -> None:
+def test_absent_parts_are_named_with_the_reason(of_the_tail: Written) -> None:
     assert set(of_the_tail.absent) == {"at_k", "brackets", "discards", "drift", "horizon", "magnitudes"}
     page, folder = of_the_tail.page.read_text(), of_the_tail.page.parent
     assert page.count("Not shown:") == 6
     assert "no version has played its held-out tasks more than once" in page
     assert "the folder of this run has no tasks.json" in page
     assert "no good result was discarded for its lag" in page
-    assert "the base model is not at hand" in page
+    assert "the base model cannot be read" in page
     assert not (folder / "figures" / "drift.png").exists()
     assert not (folder / "tables" / "paired.csv").exists()
 

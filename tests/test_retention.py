@@ -156,11 +156,11 @@ def test_damaged_and_missing_files_are_refused_by_name(
         read_examples("hellaswag", tmp_path)
 
 
-def test_what_cannot_be_asked_is_refused(data: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "there is no task 'gsm8k'; there are mmlu_pro" in retention(tiny, data, "--tasks", "gsm8k").stderr
-    assert "4 examples of mmlu_pro are asked for" in retention(tiny, data, "--limit", 4).stderr
+def test_impossible_measurements_are_refused(data: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "unknown task 'gsm8k'; known: mmlu_pro" in retention(tiny, data, "--tasks", "gsm8k").stderr
+    assert "4 examples of mmlu_pro were requested" in retention(tiny, data, "--limit", 4).stderr
     assert "a model has no versions" in retention(tiny, data, "--versions", "3").stderr
-    assert "there is no folder" in retention(tiny, data / "none").stderr
+    assert "for the retention files does not exist" in retention(tiny, data / "none").stderr
     assert "leave no room for a prompt" in retention(tiny, data, "--max-tokens", 2048).stderr
     monkeypatch.setattr(measuring, "find_spec", lambda name: None)
     without = retention(tiny, data)
@@ -266,7 +266,9 @@ def both(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_an_engine_says_to_lm_eval_what_its_own_wrapper_says(both: tuple[Any, Any], data: Path, chat: bool) -> None:
+def test_an_engine_gives_lm_eval_the_same_answers_as_its_own_wrapper(
+    both: tuple[Any, Any], data: Path, chat: bool
+) -> None:
     from lm_eval.evaluator import evaluate
 
     found = []
@@ -346,8 +348,8 @@ def test_versions_are_named_as_for_evaluations(run: Path, data: Path) -> None:
     assert "must be `all`, or numbers and `last`" in retention(run, data, "--versions", "1,newest").stderr
 
 
-def test_what_was_done_before_a_kill_is_not_lost(tiny: Path, data: Path, tmp_path: Path) -> None:
-    recorded, wishes = of_model(tiny), RetentionRequest(backend="transformers", max_tokens=3)
+def test_finished_tasks_survive_a_kill(tiny: Path, data: Path, tmp_path: Path) -> None:
+    recorded, request = of_model(tiny), RetentionRequest(backend="transformers", max_tokens=3)
     tasks = [read_examples(name, data) for name in ("mmlu_pro", "hellaswag")]
     said: list[str] = []
 
@@ -357,9 +359,9 @@ def test_what_was_done_before_a_kill_is_not_lost(tiny: Path, data: Path, tmp_pat
         said.append(text)
 
     with pytest.raises(KeyboardInterrupt):
-        measure(recorded, [0], tasks, wishes, tmp_path, say=die)
+        measure(recorded, [0], tasks, request, tmp_path, say=die)
     assert len(said) == len(retention_records(tmp_path)) == 1
-    done = measure(recorded, [0], tasks, wishes, tmp_path, say=said.append)
+    done = measure(recorded, [0], tasks, request, tmp_path, say=said.append)
     assert ["likelihood" in text for text in said] == [False, True]
     (_, generated), (_, scored) = done.values()
     assert generated.version is None
@@ -433,7 +435,7 @@ def test_no_change_is_stated_from_a_base_that_was_asked_otherwise(tmp_path: Path
     assert found[["base", "change"]].isna().all(axis=None)
 
 
-def test_records_are_found_by_what_was_measured(tmp_path: Path) -> None:
+def test_records_are_found_by_their_measurement(tmp_path: Path) -> None:
     kept = record("0", [1, 0])
     path = write_record(tmp_path, kept)
     assert path.name.startswith("retention-v00000003-mmlu_pro-19700101T000000")
@@ -444,7 +446,7 @@ def test_records_are_found_by_what_was_measured(tmp_path: Path) -> None:
         find_record(tmp_path, kept.measured)
 
 
-def test_the_tasks_of_an_evaluation_named_like_a_record_are_no_record(tmp_path: Path) -> None:
+def test_a_tasks_file_named_like_a_record_is_not_a_record(tmp_path: Path) -> None:
     evals = RunPaths(tmp_path).evals
     evals.mkdir()
     RunPaths(tmp_path).later_eval_tasks("retention-too").write_text("{}")

@@ -62,7 +62,7 @@ def hpc_es(*arguments: str, deed: str = "", once: bool = False) -> tuple[int, st
 
 
 def play(deed: str, env: str = "Sudoku", step_timeout: float = 60.0) -> tuple[int, str]:
-    """As a worker plays, in front of a witness."""
+    """Play as a worker does, in front of a witness."""
     return execute([str(TESTS / "play_rogue.py"), env, str(step_timeout)], deed)
 
 
@@ -222,7 +222,7 @@ def test_a_process_that_is_stopped_is_not_taken_for_one_that_hangs() -> None:
         ("step:crash", 1, "was killed by SIGSEGV in a call of an environment: step"),
         ("step:signals", 1, "step replaced the handler of SIGTERM and SIGINT"),
         ("close:raise", 1, "rogue:Sudoku breaks the contract: close raised OSError: busy"),
-        ("constructor:sys.exit", 1, "cannot be made: SystemExit: 0"),
+        ("constructor:sys.exit", 1, "cannot be created: SystemExit: 0"),
         ("step:interrupt", 1, "raised KeyboardInterrupt"),
     ],
 )
@@ -275,7 +275,7 @@ def test_the_tasks_of_a_rogue_are_asked_for_in_a_process_of_its_own(
     assert CALLS.running() == []
 
 
-def test_what_it_closes_changes_and_leaves_behind_stays_in_that_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_side_effects_of_an_environment_stay_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = os.getcwd()
     monkeypatch.setenv(rogue.ROGUE, "constructor:files")
     assert inspect(config(), "eval", 2).num_tasks > 2

@@ -190,7 +190,7 @@ def test_rewards_that_add_up_beyond_the_bound_are_a_fault(monkeypatch):
         play("Odd", tasks=(1,))
 
 
-def test_a_reward_that_is_no_number_is_quoted_briefly(monkeypatch):
+def test_a_reward_that_is_not_a_number_is_quoted_briefly(monkeypatch):
     monkeypatch.setattr(scripted, "ODD", {"reward": "\x1b[2J" * 1_000_000})
     with pytest.raises(EnvError, match="was rewarded with") as caught:
         play("Odd", tasks=(1,))
@@ -239,7 +239,7 @@ def test_nothing_is_in_flight_after_an_evaluation_failed():
 
 
 def test_no_episode_waits_for_the_others():
-    """Of one batch, some episodes have ended before another has had its second answer."""
+    """Some episodes of a batch end before another one gets its second answer."""
     engine = scripted.Echo()
     slow, asked = "task 0 turn 0", []
     generate = engine.generate

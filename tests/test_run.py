@@ -47,7 +47,7 @@ PACED = CONFIG.replace("env: sudoku", "env: gated:Sudoku")
 
 
 class Bench:
-    """Where runs of one configuration are made by the command line."""
+    """A folder in which the command line makes runs of one configuration."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -84,7 +84,7 @@ class Bench:
         return output
 
     def answer(self, *arguments: object) -> dict:
-        """What --json prints on stdout."""
+        """The output of --json on stdout."""
         process = self.start(*arguments, "--json", stderr=subprocess.DEVNULL)
         output, _ = process.communicate(timeout=240)
         assert process.returncode == 0, output
@@ -152,7 +152,7 @@ def test_the_log_answers_how_stale_every_result_was(undisturbed):
     assert len(run.episodes) == 16 * 3 + 3 * 4
 
 
-def test_a_head_that_would_go_on_otherwise_leaves_the_journal_alone(bench, undisturbed):
+def test_a_head_with_another_configuration_leaves_the_journal_alone(bench, undisturbed):
     root = bench.folder / "edited"
     shutil.copytree(undisturbed, root)
     (root / "config.yaml").write_text(
@@ -212,7 +212,7 @@ def test_a_frozen_head_that_was_replaced_writes_nothing_more(bench, undisturbed)
     assert digests(root) == digests(undisturbed)
 
 
-def test_a_torn_tail_is_cut_with_a_warning_and_the_run_goes_on(bench, undisturbed):
+def test_a_torn_tail_is_cut_with_a_warning_and_the_run_continues(bench, undisturbed):
     root = bench.folder / "torn"
     shutil.copytree(undisturbed, root)
     segment = RunPaths(root).segment(1)
@@ -287,7 +287,7 @@ def test_a_full_disk_stops_the_run_cleanly_and_it_resumes(bench, undisturbed, tm
         subprocess.run(["umount", "--lazy", disk], check=True)
 
 
-def test_a_worker_whose_arena_is_corrupted_is_quarantined_and_the_run_goes_on(bench, tmp_path):
+def test_a_worker_with_a_corrupted_arena_is_quarantined_and_the_run_continues(bench, tmp_path):
     template = re.sub(
         r"env: sudoku\n  options: .*", f"env: scripted:Corrupts\n  options: {{marker: {tmp_path}/done}}", CONFIG
     )

@@ -108,7 +108,7 @@ def bench() -> Iterator[Bench]:
 
 
 def outcome(episodes: Sequence[Episode]) -> list[tuple[Any, ...]]:
-    """What an evaluation reports, but for the seconds."""
+    """The result of an evaluation without its durations."""
     return [(e.task, e.reward, e.success, e.turns, e.tokens_in, e.tokens_out, e.ended) for e in episodes]
 
 

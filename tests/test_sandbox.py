@@ -1,4 +1,4 @@
-"""What a program may do in a sandbox, what ends it, and what it leaves."""
+"""Programs in a sandbox: their permissions, their limits, and the files they leave."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def _processes_with(mark: str) -> list[str]:
-    """Of this machine, those that name `mark` in their command line."""
+    """Processes of this machine with `mark` in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -56,7 +56,7 @@ def test_a_program_gives_its_output_and_its_status(sandbox: Sandbox) -> None:
     assert sandbox.run("kill -TERM $$").status == -signal.SIGTERM
 
 
-def test_it_reads_what_it_is_given_however_much(sandbox: Sandbox) -> None:
+def test_a_program_reads_its_whole_input_whatever_its_size(sandbox: Sandbox) -> None:
     assert sandbox.run("cat", stdin="häh?\n").output == "häh?\n"
     assert sandbox.run("wc -c", stdin="x" * 2_000_000).output.strip() == "2000000"
     assert sandbox.run("true", stdin="x" * 2_000_000).status == 0  # nobody reads it
@@ -87,7 +87,7 @@ def test_packages_of_the_worker_can_be_imported_when_asked_for() -> None:
     with Sandbox(Limits(), packages=("numpy", "yaml")) as sandbox:
         ran = sandbox.run("python3 -c 'import numpy, yaml; print(numpy.arange(4).sum(), numpy.__file__)'")
         assert ran.output.startswith("6 /opt/packages/numpy/")
-    with pytest.raises(ConfigError, match=r"no_such_package is to be used.*pip install no_such_package"):
+    with pytest.raises(ConfigError, match=r"no_such_package, which is not installed: pip install no_such_package"):
         Sandbox(packages=("no_such_package",))
 
 
@@ -237,7 +237,7 @@ def test_endless_output_is_cut_while_it_is_written(sandbox: Sandbox) -> None:
     assert len(ran.output) < SMALL.output_chars + 50
 
 
-def test_output_that_is_no_text_is_shown_all_the_same(sandbox: Sandbox) -> None:
+def test_output_that_is_not_text_is_still_shown(sandbox: Sandbox) -> None:
     assert sandbox.run(r"printf 'a\xff\xfe\0b'").output == "a\ufffd\ufffd\0b"
     assert len(sandbox.run("head -c 100000 /dev/urandom").output) < SMALL.output_chars + 50
 
@@ -313,7 +313,7 @@ def test_sandboxes_that_are_closed_hold_no_files_and_no_processes() -> None:
     assert not _processes_with("54321")
 
 
-def test_a_sandbox_that_nobody_closed_ends_all_the_same() -> None:
+def test_an_unclosed_sandbox_still_ends() -> None:
     sandbox = Sandbox(Limits(output_chars=65432))
     sandbox.run("true")
     assert _processes_with("65432")

@@ -1,4 +1,4 @@
-"""What a program in a sandbox never reaches, and faults of the machinery around it."""
+"""The limits that a program in a sandbox cannot pass, and faults of the sandbox itself."""
 
 import errno
 import platform
@@ -107,13 +107,13 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     require_sandbox.cache_clear()
 
 
-def test_a_machine_without_bubblewrap_is_told_early_what_to_install(programs: Path) -> None:
+def test_a_machine_without_bubblewrap_gets_an_early_error_with_the_remedy(programs: Path) -> None:
     with pytest.raises(ConfigError, match=r"no `bwrap` on the PATH.*apt install bubblewrap"):
         Sandbox()
 
 
 @pytest.mark.parametrize("says", ["echo 'No permissions to create new namespace' >&2; exit 1", "exec sleep 100"])
-def test_a_kernel_that_forbids_namespaces_is_told_early_what_to_change(
+def test_a_kernel_that_forbids_namespaces_gets_an_early_error_with_the_remedy(
     programs: Path, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandboxes, "GRACE", 1.0)
@@ -132,7 +132,7 @@ def test_files_cannot_be_laid_outside_the_folder(name: str) -> None:
 
 
 def test_files_that_do_not_fit_or_are_not_there_are_refused() -> None:
-    with pytest.raises(ConfigError, match="disk_mib=4; raise it"):
+    with pytest.raises(ConfigError, match="disk_mib=4 is too small"):
         Sandbox(SMALL, {"big": bytes(5 * 2**20)})
     with pytest.raises(ConfigError, match="cannot be read"):
         Sandbox(SMALL, {"x": Path("no/such/file")})

@@ -32,7 +32,7 @@ def test_making_them_again_changes_nothing(paths: RunPaths) -> None:
     assert [entry.name for entry in paths.root.iterdir()] == ["secrets"]
 
 
-def test_all_who_make_them_at_once_get_the_same(paths: RunPaths) -> None:
+def test_concurrent_creators_get_the_same_secrets(paths: RunPaths) -> None:
     made: list[Secrets] = []
     makers = [threading.Thread(target=lambda: made.append(create_secrets(paths))) for _ in range(8)]
     for maker in makers:
@@ -46,7 +46,7 @@ def test_all_who_make_them_at_once_get_the_same(paths: RunPaths) -> None:
 
 @pytest.mark.parametrize("bits", [0o040, 0o020, 0o004, 0o002, 0o010])
 @pytest.mark.parametrize("name", [".", "head.json", "workers.json"])
-def test_what_others_can_open_is_refused_with_the_remedy(paths: RunPaths, name: str, bits: int) -> None:
+def test_secrets_that_others_can_read_are_refused_with_the_remedy(paths: RunPaths, name: str, bits: int) -> None:
     create_secrets(paths)
     path = paths.secrets / name
     wanted = mode(path)

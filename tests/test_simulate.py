@@ -149,7 +149,7 @@ def test_the_same_simulation_twice_is_the_same():
 
 
 def test_evaluations_that_outlast_their_workers_end_the_simulation():
-    with pytest.raises(RunFailed, match=r"version 0 of 10.*outlast workers.*, \d+ evaluations queued"):
+    with pytest.raises(RunFailed, match=r"version 0 of 10.*outlasting workers.*, \d+ evaluations queued"):
         simulate(config_of(2), lasting("constant:60"), num_workers=2, preemption=Preemption(1, requeue_s=1))
 
 
@@ -168,7 +168,7 @@ def test_ten_thousand_workers_are_simulated():
 # --- durations ------------------------------------------------------------------------------------------------------
 
 
-def test_members_of_a_version_share_what_is_theirs():
+def test_members_of_a_version_share_the_common_part_of_their_durations():
     def spread(shared: float) -> float:
         drawn = LogNormal(60, 0.8, shared)
         return max(drawn.seconds(EvalId(3, slot), "train", 0) for slot in range(50)) / min(
@@ -228,13 +228,13 @@ def recorded(root: Path, config: Config, durations: Durations, num_workers: int)
     """Journal a simulated run as a real head would; its wall-clock."""
     simulation = Simulation(config, durations, num_workers)
     records: list[journal.AnyRecord] = []
-    count = simulation.accounts.add
+    count = simulation.tally.add
 
     def add(record: journal.AnyRecord) -> None:
         records.append(record)
         count(record)
 
-    simulation.accounts.add = add  # type: ignore[method-assign]
+    simulation.tally.add = add  # type: ignore[method-assign]
     result = simulation.run()
     root.mkdir()
     text = config.model_dump_json()
@@ -411,13 +411,13 @@ def test_the_command_says_how_long_the_run_itself_took(tmp_path):
         (("--workers", "two"), "--workers two"),
         (("--lifetime", "soon"), "--lifetime soon"),
         (("--modes", "never"), "'never' is unknown"),
-        (("--modes", "tail"), "comes from a preset file"),
+        (("--modes", "tail"), "use a preset file"),
         (("--csv", "no/such/folder/table.csv"), "there is no folder no/such/folder"),
         (("--durations", "nowhere"), "--durations nowhere"),
         (("--seed", str(2**64)), "--seed"),
     ],
 )
-def test_mistakes_in_the_command_are_told_without_a_traceback(config_file, options, message):
+def test_mistakes_in_the_command_are_reported_without_a_traceback(config_file, options, message):
     code, _, errors = hpc_es("simulate", config_file, *options)
     assert code == 2
     assert message in errors

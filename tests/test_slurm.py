@@ -90,7 +90,7 @@ def test_the_workers_are_an_array_with_a_limit(config: Config) -> None:
     assert not any(line.startswith("--array") for line in sbatch_lines(config, "head"))
 
 
-def test_each_role_asks_for_what_is_its_own(config: Config) -> None:
+def test_each_role_requests_its_own_resources(config: Config) -> None:
     worker = {"partition": "gpu", "gres": "gpu:a100:2", "cpus": 8, "memory": "96G", "time": 90, "qos": "long"}
     config = with_slurm(config, account="es", signal_lead=30, worker={**worker, "flags": ["--exclusive", "--nice=5"]})
     asked = set(sbatch_lines(config, "worker"))
@@ -117,7 +117,7 @@ def test_scripts_for_use_by_hand_hold_no_number(role: str) -> None:
     assert f'exec hpc-es {role} "${{1:?' in text
 
 
-def test_a_dry_run_shows_what_is_submitted_and_writes_nothing(config: Config, tmp_path: Path) -> None:
+def test_a_dry_run_shows_the_jobs_and_writes_nothing(config: Config, tmp_path: Path) -> None:
     save(config, tmp_path / "config.yaml")
     command = [sys.executable, "-m", "hpc_es", "submit", str(tmp_path / "config.yaml"), "--dry-run"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -220,7 +220,7 @@ def test_a_job_queued_from_within_a_job_has_an_identity_of_its_own(monkeypatch: 
 # --- site files -----------------------------------------------------------------------------------------------------
 
 
-def test_a_site_file_lies_between_what_a_config_extends_and_what_it_says(tmp_path: Path) -> None:
+def test_a_site_file_overrides_extended_files_and_not_the_config_itself(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("slurm: {workers: 1, account: base, head: {cpus: 1}}\n")
     (tmp_path / "site.yaml").write_text("slurm: {workers: 2, account: site, max_parallel: 2}\n")
     config = tmp_path / "config.yaml"
@@ -327,7 +327,7 @@ def test_a_job_whose_role_never_began_has_slurms_output_for_a_log(logs: RunPaths
     assert (found.path.name, found.role, found.slurm_output) == ("slurm-31_0.out", "worker", None)
 
 
-def test_a_log_that_is_not_there_is_told_with_those_that_are(logs: RunPaths) -> None:
+def test_a_missing_log_is_reported_with_the_existing_ones(logs: RunPaths) -> None:
     with pytest.raises(ConfigError, match=r"no log of '7'; there are: head-18.0, .*head-18.1"):
         find_log(logs, "7")
 
@@ -380,7 +380,7 @@ def test_workers_are_gone_when_the_last_ones_died_and_none_is_queued(
     assert workers_are_gone(paths, time.time() + 1, cluster.slurm) is None  # what was before this head is history
 
 
-def test_a_job_told_of_its_end_while_it_loads_is_queued_again(tmp_path: Path) -> None:
+def test_a_job_warned_of_its_time_limit_while_loading_is_requeued(tmp_path: Path) -> None:
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
     scontrol.chmod(0o755)
@@ -429,7 +429,7 @@ app({[*arguments, str(target)]!r})
 
 
 @pytest.mark.parametrize("name", ["9x.json", "9" * 40 + ".json", "123.json"])
-def test_a_file_that_is_no_record_of_a_job_is_ignored_with_a_warning(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_a_job_record_is_ignored_with_a_warning(tmp_path: Path, name: str) -> None:
     paths = RunPaths(tmp_path)
     slurm.record(paths, "77", "head")
     (paths.slurm / name).write_text('{"job_id": "' + "9" * 40 + '", "role": "head", "time": 1.0}')

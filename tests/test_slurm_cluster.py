@@ -46,7 +46,7 @@ from hpc_es.paths import RunPaths
 from hpc_es.recorded.verify import verify
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Started
-from hpc_es.transport.messages import read_rendezvous
+from hpc_es.transport.rendezvous import read_rendezvous
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.usefixtures("slurm_cluster")]
 
@@ -55,7 +55,7 @@ CONFIG = ROOT / "configs" / "slurm_smoke.yaml"
 
 @pytest.fixture(scope="module", autouse=True)
 def environment() -> Iterator[None]:
-    """Of every job."""
+    """Set the environment of every job."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
         patch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'tests'}")
@@ -162,7 +162,7 @@ def test_a_run_queued_by_hand_completes_and_its_waiting_workers_go_with_it(own: 
     assert verify(Path(run), say=lambda text: None).ok
 
 
-def test_a_worker_is_added_another_drained_and_a_cancelled_run_goes_on_where_it_stopped(
+def test_a_worker_is_added_another_drained_and_a_cancelled_run_resumes(
     settings: Callable[..., Config], queue: Slurm
 ) -> None:
     submission = slurm.submit(settings("run.num_updates=1000", "slurm.workers=1"))
@@ -199,7 +199,7 @@ def test_a_worker_is_added_another_drained_and_a_cancelled_run_goes_on_where_it_
     assert len(updates) > len(before)
 
 
-def test_jobs_told_of_their_end_are_queued_again_and_workers_do_not_outlive_their_head(
+def test_jobs_near_their_time_limit_are_requeued_and_workers_do_not_outlive_their_head(
     settings: Callable[..., Config], queue: Slurm
 ) -> None:
     submission = slurm.submit(settings("run.num_updates=1000"))
@@ -329,14 +329,14 @@ def test_workers_that_die_in_an_environment_fail_their_jobs_and_the_run_ends_wit
     assert "ended with code 0 in a call of an environment: rogue:Sudoku: step 1 of task" in words
 
 
-def test_a_wrong_partition_is_told_and_queues_nothing(settings: Callable[..., Config], queue: Slurm) -> None:
+def test_a_wrong_partition_is_reported_and_queues_nothing(settings: Callable[..., Config], queue: Slurm) -> None:
     before = _queued()
     with pytest.raises(LaunchError, match=r"(?s)invalid partition.*slurm.worker.partition=gpu.*here: batch, high"):
         slurm.submit(settings("slurm.worker.partition=gpu"))
     assert _queued() == before
 
 
-def test_heads_and_workers_that_cannot_meet_fail_and_say_what_to_do(
+def test_heads_and_workers_that_cannot_connect_fail_with_a_remedy(
     settings: Callable[..., Config], own: list[str], queue: Slurm
 ) -> None:
     submission = slurm.submit(settings("transport.host=192.0.2.1", "run.name=no-address"))

@@ -1,4 +1,4 @@
-"""What Slurm says and how it is read: old and new output, with and without accounting, and no answer at all."""
+"""Parsing of Slurm's output: old and new formats, with and without accounting, and no answer at all."""
 
 from collections.abc import Sequence
 
@@ -75,12 +75,12 @@ def test_without_the_controller_a_job_that_may_be_requeued_is_unknown(ended: str
     assert not status.is_final
 
 
-def test_the_accounting_remembers_what_the_controller_forgot() -> None:
+def test_the_accounting_knows_jobs_that_the_controller_has_forgotten() -> None:
     assert states(cluster(NO_SUCH_JOB, "12|CANCELLED by 1000|node1\n"), "12") == {"12": "CANCELLED"}
     assert states(cluster(NO_SUCH_JOB, "12|NODE_FAIL|node1\n"), "12") == {"12": "NODE_FAIL"}
 
 
-def test_a_job_that_nobody_remembers_is_gone() -> None:
+def test_a_job_that_slurm_has_forgotten_is_gone() -> None:
     (status,) = cluster(NO_SUCH_JOB).statuses(["12"])
     assert status.state == "GONE"
     assert status.is_final
@@ -108,22 +108,22 @@ def test_no_answer_can_break_the_reading(squeue: str, sacct: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "job_id"), [("12\n", "12"), ("12;cluster\n", "12"), ("sbatch: some advice\n12\n", "12")]
 )
-def test_the_job_id_is_found_in_what_sbatch_says(answer: str, job_id: str, tmp_path) -> None:
+def test_the_job_id_is_found_in_sbatchs_output(answer: str, job_id: str, tmp_path) -> None:
     assert Slurm(lambda command: Answer(0, answer, "")).submit(tmp_path) == job_id
 
 
-def test_a_refusal_is_told_in_sbatchs_words(tmp_path) -> None:
+def test_a_refusal_is_reported_in_sbatchs_words(tmp_path) -> None:
     refusal = Answer(1, "", "sbatch: error: invalid partition specified: nope")
     with pytest.raises(LaunchError, match=r"^invalid partition specified: nope$"):
         Slurm(lambda command: refusal).submit(tmp_path)
 
 
-def test_a_machine_without_slurm_is_told_so() -> None:
+def test_a_machine_without_slurm_gets_a_clear_error() -> None:
     with pytest.raises(LaunchError, match="there is no sbatch-of-nowhere here"):
         run(["sbatch-of-nowhere"])
 
 
-def test_a_command_that_hangs_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_command_gives_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_commands, "TIMEOUT_S", 0.1)
     assert run(["sleep", "60"]).code != 0
     hanging = Slurm(lambda command: run(["sleep", "60"]))

@@ -94,7 +94,7 @@ def test_an_isolated_staircase_has_fresh_cohorts_between_its_stale_ones():
     assert stale == [33, 65, 129]
 
 
-def test_natural_takes_what_is_within_the_bound_and_nothing_else():
+def test_natural_accepts_results_within_the_bound_only():
     schedule = Natural(4, 20, max_lag=2)
     verdicts = [schedule.judge(version=v, meant_for=v + 1, update=8) for v in (7, 6, 5, 4)]
     assert verdicts == [Verdict.accept] * 3 + [Verdict.stale]

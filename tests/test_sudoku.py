@@ -147,7 +147,7 @@ def test_partial_credit_is_the_share_of_blanks_filled_correctly(mode: str) -> No
     assert not result.success
 
 
-def test_partial_credit_counts_what_was_filled_before_the_turns_ran_out() -> None:
+def test_partial_credit_counts_cells_filled_before_the_turns_ran_out() -> None:
     env = Sudoku(size=4, blanks=2, num_tasks=1, partial_credit=True)
     env.reset(0)
     env.step(moves(env, 0)[0])
@@ -168,7 +168,7 @@ def test_in_digit_mode_the_prompt_names_the_next_empty_cell_row_by_row() -> None
     assert result.success
 
 
-def test_a_short_prompt_that_names_the_cell_shows_what_its_row_column_and_box_hold() -> None:
+def test_a_short_prompt_that_names_the_cell_shows_the_digits_of_its_row_column_and_box() -> None:
     env = Sudoku(size=4, blanks=3, num_tasks=1, action="digit", prompt="short")
     text = env.reset(0).messages[0].content
     row, column, box = re.fullmatch(r"row (\d+) column (\d+) box (\d+) missing ", text).groups()  # type: ignore[union-attr]
@@ -200,7 +200,7 @@ def test_examples_lead_every_short_prompt_and_are_right(action: str) -> None:
 
 
 def test_a_full_prompt_takes_no_examples() -> None:
-    with pytest.raises(ConfigError, match="examples=2: only a short prompt"):
+    with pytest.raises(ConfigError, match="examples=2 needs a short prompt"):
         make("sudoku", examples=2)
 
 
@@ -252,7 +252,7 @@ def test_the_usual_variants_of_a_move_are_understood(answer: str) -> None:
         "set a b c",
     ],
 )
-def test_what_is_no_move_is_not_guessed(answer: str) -> None:
+def test_an_answer_without_a_move_is_not_guessed(answer: str) -> None:
     assert parse_move(answer) is None
 
 

@@ -46,7 +46,9 @@ def test_the_generator_draws_the_same_puzzles_on_every_machine() -> None:
 
 
 def test_asking_for_more_puzzles_than_there_are_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"num_tasks=5000: there are about 1[01][0-9][0-9] 4x4 puzzles with 1 blanks"):
+    with pytest.raises(
+        ConfigError, match=r"num_tasks=5000: the eval split has only about 1[01][0-9][0-9] 4x4 puzzles with 1 blanks"
+    ):
         generate(4, 1, "eval", 0, 5000)
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import hpc_es.store
 from hpc_es.analysis.statistics import held_out
-from hpc_es.analysis.statistics.tables import Summary, render, summary
+from hpc_es.analysis.statistics.summary import Summary, render, summary
 from hpc_es.paths import RunPaths
 from hpc_es.records import EvalId
 from hpc_es.store.hdf5 import rebuild

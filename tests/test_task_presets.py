@@ -81,7 +81,7 @@ def test_a_preset_of_qwen3_5_says_itself_whether_the_model_thinks(name: str) -> 
 
 
 def _turns(config) -> int:
-    """Of an episode whose answers are all refused."""
+    """Number of turns of an episode whose answers are all refused."""
     env, turns = envs.make_for(config, "train"), 1
     env.reset(0)
     while not env.step("pass").done:

@@ -36,7 +36,7 @@ def arena(model: ModelConfig) -> Arena:
 
 
 LOGITS = dict[int, list[float]]()
-"""Of the member by number of ranks, from the tests that ran."""
+"""Logits of the member by number of ranks, from the tests that have run."""
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])

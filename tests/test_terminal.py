@@ -1,4 +1,4 @@
-"""What commands print: every locale can show it, a pipe may close, and no word of anyone gives the terminal orders."""
+"""Output of commands: every locale can show it, a pipe may close, and no text can control the terminal."""
 
 import ast
 import io
@@ -135,7 +135,7 @@ def test_a_reader_that_goes_costs_a_command_nothing_but_its_output(folder: Path,
     assert done.stdout.splitlines()[-1] == ("2" if "none" in command else "0")
 
 
-def test_a_command_goes_on_when_its_reader_has_gone(tmp_path: Path) -> None:
+def test_a_command_continues_when_its_reader_is_gone(tmp_path: Path) -> None:
     script = (
         "from hpc_es.cli import terminal\n"
         "terminal.prepare_streams()\n"

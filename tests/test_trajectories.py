@@ -35,7 +35,7 @@ def config(wanted: int, members: int = 4):
 
 
 @given(st.integers(0, 60), st.integers(2, 8), st.integers(1, 6))
-def test_a_version_keeps_as_many_episodes_as_wanted_spread_over_members(wanted, members, num_tasks):
+def test_a_version_keeps_the_wanted_number_of_episodes_spread_over_members(wanted, members, num_tasks):
     settings = config(wanted, members)
     kept = [
         (slot, position)
@@ -63,7 +63,7 @@ def play(paths: RunPaths, env: str = "Steps", worker: str = "w0", slot: int = 1)
     return asyncio.run(player.play(assignment(slot, 5)))
 
 
-def test_an_episode_is_kept_word_by_word_with_what_came_of_it(tmp_path):
+def test_an_episode_is_kept_verbatim_with_its_outcome(tmp_path):
     episodes = play(RunPaths(tmp_path))
     (found,) = read_trajectories(RunPaths(tmp_path))
     assert (found.eval_id, found.position, found.worker) == (EvalId(7, 1), 1, "w0")
@@ -102,7 +102,7 @@ def test_an_evaluation_goes_through_when_its_trajectories_cannot_be_written(tmp_
 
 
 @pytest.mark.parametrize("text", ["short", "\ud800", "x" * 10**6])
-def test_texts_are_cut_to_what_can_be_kept(text):
+def test_texts_are_cut_to_the_length_limit(text):
     short = shortened(text)
     short.encode()
     assert len(short) < MAX_CHARACTERS + 100

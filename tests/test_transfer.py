@@ -12,7 +12,7 @@ from collective_peers import HOST, TIMEOUT_S, Head, Worker
 from hpc_es.errors import DigestMismatch, TransportError
 from hpc_es.params.arena import Arena
 from hpc_es.params.lab_model import write_lab_model
-from hpc_es.params.receive import receive
+from hpc_es.params.rebuild import receive
 from hpc_es.transport import transfer
 from hpc_es.transport.collective import sha256
 from hpc_es.transport.messages import OpenTransfer
@@ -45,7 +45,7 @@ def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Transfer:
-    """To workers 0, 1, ...; `sent` or `error` once it has ended."""
+    """A transfer to workers 0, 1, ...; sets `sent` or `error` when it has ended."""
 
     def __init__(self, head: Head, num_workers: int) -> None:
         names = list(map(str, range(num_workers)))
@@ -68,7 +68,7 @@ class Transfer:
         assert not self._thread.is_alive()
 
 
-def test_those_who_join_together_share_one_transfer(head: Head, workers: list[Worker]) -> None:
+def test_workers_that_join_together_share_one_transfer(head: Head, workers: list[Worker]) -> None:
     sending = Transfer(head, 3)
     for worker, call in zip(workers, sending.calls, strict=True):
         worker.start("take", call)
@@ -109,7 +109,7 @@ def test_a_joiner_that_is_lost_on_the_way_costs_the_others_a_second_round(
         assert isinstance(workers[1].answer(), TransportError)
 
 
-def test_a_transfer_that_nobody_comes_to_ends_in_time(head: Head) -> None:
+def test_a_transfer_without_joiners_ends_in_time(head: Head) -> None:
     began = time.monotonic()
     sending = Transfer(head, 2)
     sending.wait()
@@ -130,7 +130,7 @@ def test_a_head_that_stops_does_not_end_the_transfer_first(workers: list[Worker]
     assert time.monotonic() - began < 3 * TIMEOUT_S
 
 
-def test_a_joiner_whose_head_never_begins_gives_up_and_one_that_is_told_to_stop_does_at_once(head: Head) -> None:
+def test_a_joiner_gives_up_if_its_head_never_begins_and_stops_at_once_on_request(head: Head) -> None:
     call = head.collective.sending(next(NUMBERS), ["0"], "gloo").calls(7, 0, 10)["0"]
     stop = Event()
     stop.set()

@@ -128,7 +128,7 @@ def test_a_trainer_that_always_fails_ends_the_run_with_the_cause() -> None:
     assert not stage.commits()
 
 
-def test_candidates_see_contexts_of_the_pool_and_a_context_names_what_it_was_made_from() -> None:
+def test_candidates_see_contexts_of_the_pool_and_a_context_names_its_parents() -> None:
     stage = toy_stage("sync")
     stage.run(20_000)
     proposed = {record.context.id: record.context for record in records_of(stage, journal.Proposed)}

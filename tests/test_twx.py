@@ -96,7 +96,7 @@ def test_free_text_with_a_history_keeps_the_contract() -> None:
 
 
 def obey(env: TextWorldExpress, task: int) -> list[StepResult]:
-    """What wins at `simonsays`."""
+    """Win a game of `simonsays` by obeying; return all steps."""
     results, shown = [], env.reset(task)
     while True:
         (said,) = re.findall(r"Simon says, '(.*?)'", shown.messages[-1].content)
@@ -200,7 +200,7 @@ def test_a_horizon_can_be_asked_for_within_an_episode() -> None:
     assert [*seen, *steps] == undisturbed
 
 
-def test_free_text_is_read_leniently_and_what_is_not_possible_costs_a_turn() -> None:
+def test_free_text_is_read_leniently_and_an_invalid_action_costs_a_turn() -> None:
     env = TextWorldExpress(actions="free", game_params={"numLocations": 3, "includeDoors": 0}, max_turns=3)
     shown = env.reset(0)
     assert shown.choices is None
@@ -231,7 +231,7 @@ def test_with_a_history_only_the_first_prompt_tells_the_task() -> None:
 
 @pytest.mark.parametrize("game", ["coin", "sorting", "arithmetic"])
 def test_games_at_once_do_not_disturb_each_other(game: Any) -> None:
-    """In Java the things of a sorting problem exist once, for all games of it."""
+    """Java keeps the objects of a sorting problem only once for all games."""
     wanted = [alone(game, task) for task in range(8)]
     players = [TextWorldExpress(game=game, max_turns=20) for _ in range(16)]
     walks = [walk(env, number // 2) for number, env in enumerate(players)]
@@ -319,11 +319,11 @@ def test_a_process_that_only_counts_tasks_keeps_no_java(no_java: None) -> None:
     assert twx_jvm._shared is None
 
 
-def test_a_missing_java_or_package_is_told_with_the_remedy(no_java: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_or_package_is_reported_with_the_remedy(no_java: None, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.delenv("JAVA_HOME", raising=False)
         patch.setenv("PATH", "/nowhere")
-        with pytest.raises(ConfigError, match=r"no java is on PATH: install one \(apt install default-jre-headless"):
+        with pytest.raises(ConfigError, match=r"no java is on PATH: install it \(apt install default-jre-headless"):
             envs.make("twx")
         patch.setenv("JAVA_HOME", "/opt/java")
         with pytest.raises(ConfigError, match="JAVA_HOME=/opt/java has no bin/java"):

@@ -50,7 +50,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def made_up_run(config: Config, arena: Arena) -> Records:
-    """What a head would journal: cohorts of one centre evaluation and four members, one of them void and replaced."""
+    """The records of a head: cohorts of one centre evaluation and four members, one of them void and replaced."""
     start = journal.Started(0.0, SCHEMA_VERSION, "r", 1, 0, config.model_dump_json(), arena.base_digest, {}, "host")
     records: Records = [start]
     for version in range(NUM_UPDATES):
@@ -348,7 +348,7 @@ def test_tables_that_are_damaged_or_of_another_run_are_problems(config: Config, 
 
 
 def test_a_later_evaluation_of_another_run_on_the_same_base_is_a_problem(config: Config, tmp_path: Path) -> None:
-    """Also where it saw theta_0 only, which both have."""
+    """This also holds if it saw only theta_0, which both runs have."""
     paths = RunPaths(tmp_path / "run")
     write(paths.root, made_up_run(config, base(config)))
     first = started(config, base(config).base_digest)
@@ -370,5 +370,5 @@ def test_a_segment_among_the_evaluations_and_edited_tasks_are_problems(config: C
     write_tasks(paths.tasks, config)
     paths.tasks.write_text(paths.tasks.read_text().replace('"reachable": true', '"reachable": false', 1))
     edited, misplaced = verify(paths.root).problems
-    assert "tasks.json does not fit its digest" in edited
+    assert "tasks.json does not match its digest" in edited
     assert "is the journal of a run or of a model, not of an evaluation" in misplaced

@@ -147,7 +147,7 @@ def directly(worker: Any, *unheld: str) -> dict[str, Any]:
 
 
 class Front:
-    """What VllmEngine asks of its one rank."""
+    """The calls that VllmEngine makes to its one rank."""
 
     def __init__(self, worker: Any) -> None:
         self._worker, self._arena = worker, worker.es_arena
@@ -185,7 +185,7 @@ def test_an_untrained_tensor_that_vllm_ignores_does_not_bar_the_direct_map(folde
     assert worker.es_base.write(MEMBER) == worker.es_arena.base_digest
 
 
-def test_a_model_whose_tensors_are_copied_is_written_directly_and_its_padding_is_left(folder: Path) -> None:
+def test_a_model_of_copied_tensors_is_written_directly_without_its_padding(folder: Path) -> None:
     worker, model, said = attached(folder, Plain)
     assert not said["obstacle"]
     assert len(said["regions"]) == len(worker.es_arena.names)
@@ -226,13 +226,13 @@ def test_a_probe_sees_a_flipped_bit_also_where_no_member_is_written(folder: Path
     assert sorted(worker.es_probe(member)) == ["live.model/embed_tokens/weight", "scale"]
 
 
-def test_what_is_computed_on_the_way_is_an_obstacle(folder: Path) -> None:
+def test_a_tensor_computed_while_loading_is_an_obstacle(folder: Path) -> None:
     worker, _, said = attached(folder, Computes)
     assert "computed" in said["obstacle"]
     assert worker.es_base is worker.es_loaded
 
 
-def test_what_no_copy_shows_fails_the_proof_and_load_weights_stays_in_use(folder: Path) -> None:
+def test_an_unobserved_parameter_fails_the_proof_and_load_weights_stays_in_use(folder: Path) -> None:
     worker, model, said = attached(folder, Derives)
     assert not said["obstacle"]
     assert "scale" in directly(worker)["obstacle"]
@@ -262,7 +262,7 @@ def test_where_a_device_fails_in_the_proof_load_weights_stays_in_use(
     assert worker.es_base is worker.es_loaded
 
 
-def test_a_model_that_is_repacked_is_loaded_anew_for_each_member(folder: Path) -> None:
+def test_a_repacked_model_is_reloaded_for_each_member(folder: Path) -> None:
     worker, model, said = attached(folder, Repacks)
     assert "repacks" in said["obstacle"]
     worker.es_base.write(MEMBER)

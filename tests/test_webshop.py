@@ -51,7 +51,7 @@ def test_goals_are_the_originals_to_the_letter(real: Catalogue, golden: dict[str
     assert [list(goal) for goal in real.goals[:3]] == [list(goal) for goal in golden["goals_head"][:3]]
 
 
-def test_prices_are_what_the_seed_draws(real: Catalogue, golden: dict[str, Any]) -> None:
+def test_prices_are_drawn_with_the_seed(real: Catalogue, golden: dict[str, Any]) -> None:
     recorded = golden["product_prices_head"]
     assert {asin: real.price(asin) for asin in recorded} == recorded
 
@@ -66,7 +66,7 @@ def test_rewards_and_their_parts_agree_exactly(real: Catalogue, golden: dict[str
         }
 
 
-def test_searches_list_what_lucene_lists(real: Catalogue, golden: dict[str, Any]) -> None:
+def test_searches_list_the_same_products_as_lucene(real: Catalogue, golden: dict[str, Any]) -> None:
     cases = golden["lucene_top50"]
     same_10 = sum(real.search(case["query"])[:10] == case["hits"][:10] for case in cases)
     assert same_10 >= 0.98 * len(cases)
@@ -87,7 +87,7 @@ def test_pages_and_clickables_agree_to_the_letter(shared_data: Path, golden: dic
                 assert env.available_actions == step["avail"]
 
 
-def test_what_can_be_reached_is_what_an_oracle_reached_in_the_original(real: Catalogue) -> None:
+def test_reachable_goals_are_those_that_an_oracle_reached_in_the_original(real: Catalogue) -> None:
     assert sum(real.ceiling(goal) == 1.0 for goal in real.goals[:500]) == 480
 
 
@@ -148,7 +148,7 @@ def test_buying_exactly_what_is_asked_for_is_a_success() -> None:
     assert (result.reward, result.success, result.terminated, result.observation) == (1.0, True, True, None)
 
 
-def test_a_purchase_that_is_not_perfect_is_no_success() -> None:
+def test_an_imperfect_purchase_is_not_a_success() -> None:
     score, success = (_webshop(split="eval", reward=reward) for reward in ("score", "success"))
     for env in (score, success):
         env.reset(0)
@@ -171,7 +171,7 @@ def test_the_fifteenth_turn_is_the_last() -> None:
         env.step("search[lamp]")
 
 
-def test_a_refused_action_changes_nothing_and_costs_what_was_set() -> None:
+def test_a_refused_action_changes_nothing_and_costs_the_penalty() -> None:
     env = _webshop(invalid_penalty=0.1)
     env.reset(0)
     env.step("search[lamp]")

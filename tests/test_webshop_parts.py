@@ -86,7 +86,7 @@ def test_texts_are_cut_as_lucene_cuts_them(text: str, expected: list[str] | None
 
 
 @given(st.text(alphabet="ab1_.:,;' \"-\n"))
-def test_the_fast_grammar_for_ascii_finds_what_the_full_one_finds(text: str) -> None:
+def test_the_fast_grammar_for_ascii_finds_the_same_words_as_the_full_one(text: str) -> None:
     from hpc_es.envs.webshop.analysis import _ASCII_WORD, _unicode_word
 
     assert _ASCII_WORD.findall(text) == _unicode_word().findall(text)
@@ -235,7 +235,7 @@ def test_a_catalogue_on_disk_is_the_one_in_memory_and_is_made_once(
     assert isinstance(again._shelf.arrays["records"], np.memmap)
 
 
-def test_a_changed_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "SMALL_BYTES", 0)
     data, cache = tmp_path / "data", tmp_path / "cache"
     data.mkdir()
@@ -255,7 +255,7 @@ def test_files_may_be_compressed_and_are_read_piece_by_piece(tmp_path: Path, mon
     assert list(products.read(products.find(tmp_path))) == list(products.read(products.find(catalogue.made_up())))
 
 
-def test_the_made_up_catalogue_drops_what_the_original_drops() -> None:
+def test_the_invented_catalogue_drops_the_same_products_as_the_original() -> None:
     items = json.loads((catalogue.made_up() / "items_shuffle_1000.json").read_text())
     asins = [item["asin"] for item in items]
     assert len(asins) == 62

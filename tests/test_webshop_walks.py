@@ -40,7 +40,7 @@ BOTH_CATALOGUES = pytest.mark.parametrize("of_the_original", [False, True], ids=
 
 
 def _folder(of_the_original: bool, request: pytest.FixtureRequest) -> Path | None:
-    """Of the catalogue: 1,000 products of the original's, where they are at hand, or those of the package."""
+    """Folder of the catalogue: the original's 1,000 products if they are available, else those of the package."""
     return request.getfixturevalue("shared_data") / "webshop" if of_the_original else None
 
 
@@ -82,7 +82,7 @@ def test_200_random_walks_stay_consistent(of_the_original: bool, request: pytest
 def _check_step(
     env: WebShop, task: int, action: str, before: str, available: dict[str, Any], result: StepResult
 ) -> None:
-    """What an action does follows from the page that it was taken on."""
+    """Check that the effect of an action follows from its page."""
     argument = action[6:-1].lower() if action.startswith("click[") else None
     searches = action.startswith("search[") and action != "search[]"
     expected = searches or (argument in available["clickables"] and argument != "search")

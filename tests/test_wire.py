@@ -1,4 +1,4 @@
-"""What a commit costs on the wire, as the kernel counts it: tools/bench/wire.py."""
+"""Bytes of a commit on the network, as the kernel counts them: tools/bench/wire.py."""
 
 import json
 import subprocess

@@ -34,7 +34,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def remove(paths: RunPaths, *kept: str) -> None:
-    """Everything that knows how far the run came, but what is named."""
+    """Remove every file that records the run's progress, except the named ones."""
     known: dict[str, Callable[[], object]] = {
         "run.h5": paths.hdf5.unlink,
         "rendezvous.json": paths.rendezvous.unlink,
@@ -62,7 +62,7 @@ def test_a_newest_segment_that_is_gone_is_missed_by_every_command(root: Path, wi
     assert (root / "config.yaml").read_bytes() == config
 
 
-def test_the_remedy_is_enough_to_go_on_with_what_is_left(root: Path) -> None:
+def test_the_remedy_is_enough_to_continue_with_the_rest(root: Path) -> None:
     paths = RunPaths(root)
     path = paths.segment(3)
     offsets = [offset for offset, _ in Frames(path, path.read_bytes()).payloads()]
@@ -148,7 +148,7 @@ def lie(paths: RunPaths, how: str) -> None:
         "of another run",
     ],
 )
-def test_a_checkpoint_under_a_name_that_lies_is_told_and_stops_nothing(
+def test_a_checkpoint_under_a_wrong_name_is_reported_and_skipped(
     root: Path, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     paths = RunPaths(root)

@@ -83,7 +83,7 @@ def go(worker: Worker, *versions: int) -> None:
     asyncio.run(travel())
 
 
-def test_a_worker_that_has_the_commits_asks_nobody(tmp_path):
+def test_a_worker_that_has_the_commits_requests_nothing(tmp_path):
     worker, engine, head = make_worker(tmp_path)
     worker.pending.keep((commit(1), commit(2)))
     go(worker, 2)
@@ -122,7 +122,7 @@ def test_a_worker_goes_back_by_the_newest_checkpoint_before_the_version(tmp_path
     assert engine.done == ["load 8", "update to 9", "load 4", "update to 6"]
 
 
-def test_a_worker_goes_back_to_the_base_where_there_is_no_checkpoint(tmp_path):
+def test_a_worker_returns_to_the_base_without_a_checkpoint(tmp_path):
     worker, engine, _ = make_worker(tmp_path)
     go(worker, 2, 1, 0)
     assert engine.done == ["update to 2", "load 0", "update to 1", "load 0"]

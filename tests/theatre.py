@@ -148,7 +148,7 @@ class Stage:
                 self.handle(GroupUp(epoch))
 
     def train(self, version: int, cohort: tuple[tuple[Assignment, Result], ...]) -> Trained | TrainingFailed:
-        """What a trainer makes of theta_{version-1} and a cohort: a pure function of both."""
+        """The trainer's theta_version, a pure function of theta_{version-1} and a cohort."""
         if self.failing_trainers:
             self.failing_trainers -= 1
             return TrainingFailed(version, "the trainer was killed")
@@ -166,7 +166,7 @@ class Stage:
         return worker
 
     def busy_worker(self, seat: str) -> StageWorker:
-        """One that has just been given its first evaluation."""
+        """A worker that has just been given its first evaluation."""
         worker = self.add_worker(seat)
         while worker.current is None:
             self.move(self.moves()[0])
@@ -237,7 +237,7 @@ class Stage:
     # --- letting it run ----------------------------------------------------------------------------------------
 
     def moves(self) -> list[str]:
-        """Everything that can happen next."""
+        """All moves that are possible next."""
         possible = []
         if self.to_head:
             possible.append("to_head")
@@ -260,7 +260,7 @@ class Stage:
             self.finish_evaluation(self.workers[what.removeprefix("finish ")])
 
     def run(self, max_moves: int = 5000) -> Exit:
-        """Until the head exits; time passes only when nothing else can happen."""
+        """Play until the head exits; time passes only when nothing else can happen."""
         for _ in range(max_moves):
             if self.exit is not None:
                 return self.exit

@@ -33,7 +33,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {**HYBRID, "tie_word_embeddings": True},
     "qwen3_5_moe_text": {**EXPERTS, **HYBRID, "shared_expert_intermediate_size": 32},
 }
-"""What is not common to all of them."""
+"""Settings that differ between the families."""
 COMMON = {
     "vocab_size": VOCAB,
     "hidden_size": HEADS * HEAD_DIM,

@@ -65,7 +65,7 @@ SEEING: dict[str, dict[str, Any]] = {
         "vision_config": {},
     },
 }
-"""What is not common to all of them."""
+"""Settings that differ between the families."""
 MTP = {"mtp.fc.weight": (HIDDEN, 2 * HIDDEN), "mtp.layers.0.self_attn.o_proj.weight": (HIDDEN, HIDDEN)}
 """Some of the tensors for multi-token prediction."""
 

@@ -15,7 +15,7 @@ from hpc_es.paths import RunPaths
 from hpc_es.records import EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
-from hpc_es.transport.messages import read_rendezvous
+from hpc_es.transport.rendezvous import read_rendezvous
 
 POLL_S = 0.1
 

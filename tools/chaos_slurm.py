@@ -12,7 +12,7 @@ from chaos_local import Fault, Run
 
 from hpc_es.launch import slurm
 from hpc_es.launch.slurm_commands import JobStatus, Slurm
-from hpc_es.transport.messages import read_rendezvous
+from hpc_es.transport.rendezvous import read_rendezvous
 
 CLUSTER = str(Path(__file__).with_name("slurm_cluster.sh"))
 POLL_S = 0.5

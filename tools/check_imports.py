@@ -1,8 +1,9 @@
 """Check that imports in hpc_es only point downwards, and that no modules import each other in a circle.
 
 Each row of ROWS may import the rows listed before it; packages in one row do not import each other. A package that no
-row names is an error, so a new one has to find its place here. Imports inside functions count; those for type checkers
-alone do not, since they are not made when the code runs.
+row names is an error, so a new one has to find its place here. ROOMS orders the folders within a package in the same
+way. Imports inside functions and `importlib.import_module("name")` count. Imports under `if TYPE_CHECKING` do not:
+they never run, and a lower package may name the type of an object that it is given.
 
     python tools/check_imports.py [FOLDER]      # exit code 1 and one line per violation
 """
@@ -10,12 +11,13 @@ alone do not, since they are not made when the code runs.
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
 ROWS = (
-    ("quoting", "allowance"),
-    ("errors", "bounds", "files", "modes", "paths", "place", "__init__"),
+    ("quoting", "allowance", "version"),
+    ("errors", "bounds", "files", "modes", "paths", "place"),
     ("calls",),
     ("config", "data"),
     ("records", "seeds"),
@@ -31,20 +33,23 @@ ROWS = (
     ("planner",),
     ("analysis",),
     ("cli", "api"),
-    ("__main__",),
+    ("__init__", "__main__"),
 )
+ROOMS = {"analysis": ("statistics", "figures", "report")}
+"""Folders of a package; each may import those listed before it."""
 FORBIDDEN = {
     "transport": ("noise", "methods", "params", "store"),
     "engine": ("store",),
     "head": ("engine", "vllm"),
     "trainer": ("engine", "vllm"),
     "worker": ("store", "h5py"),
+    "analysis.statistics": ("matplotlib",),
 }
-"""Packages that a package never imports, be it inside a function."""
+"""Packages that a package or room never imports, not even inside a function."""
 
 HEAVY = ("torch", "vllm", "numba")
 LIGHT = ("cli", "api", "launch", "recorded", "simulator", "planner", "analysis")
-"""Packages that never import a HEAVY one at module level: they run on login nodes and laptops."""
+"""Packages that never import a HEAVY one at module level, because they run on login nodes and laptops."""
 
 
 class Import(NamedTuple):
@@ -57,25 +62,37 @@ def violations(root: Path) -> Iterator[str]:
     """One line for every import below `root` (the folder hpc_es) that points the wrong way."""
     level = {package: number for number, row in enumerate(ROWS) for package in row}
     for path in sorted(root.rglob("*.py")):
-        package = path.relative_to(root).parts[0].removesuffix(".py")
+        package, *inside = path.relative_to(root).with_suffix("").parts
         if package not in level:
             yield f"{path}: the package {package} has no row in {Path(__file__).name}"
             continue
         for imported in imports(path, root):
-            if complaint := _complaint(package, imported, level, root.name):
+            complaint = _complaint(package, imported, level, root.name)
+            if package in ROOMS:
+                complaint = complaint or _room_complaint(package, inside[0], imported, root.name)
+            if complaint:
                 yield f"{path}:{imported.line}: {complaint}"
 
 
 def circles(root: Path) -> Iterator[str]:
-    """One line for every group of modules that import each other, directly or through others."""
+    """One line for every circle of modules that import each other, directly or through others."""
     files = {_module(path, root): path for path in sorted(root.rglob("*.py"))}
     graph = {
-        name: {target for i in imports(path, root) if (target := _known(i.module, files)) not in (None, name)}
+        name: {target for i in imports(path, root) if (target := _known(i.module, files)) not in ("", name)}
         for name, path in files.items()
     }
-    for group in _strongly_connected(graph):
-        if len(group) > 1:
-            yield f"{root}: these modules import each other in a circle: {', '.join(sorted(group))}"
+    while circle := _circle(graph):
+        yield f"{root}: these modules import each other in a circle: {' -> '.join(circle)}"
+        graph[circle[0]].discard(circle[1])  # break it, and look for others
+
+
+def _circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules of which each imports the next, and the last is the first again; empty if there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))  # graphlib lists every module before the one that imports it
+    return []
 
 
 def _module(path: Path, root: Path) -> str:
@@ -83,36 +100,11 @@ def _module(path: Path, root: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _known(module: str, files: dict[str, Path]) -> str | None:
-    """The module of ours that an import names, which may name something inside it. The root package imports nothing."""
+def _known(module: str, files: dict[str, Path]) -> str:
+    """The module of hpc_es that an import loads, or that defines the imported name; "" for other packages."""
     while module and module not in files:
         module = module.rpartition(".")[0]
-    return module if "." in module else None
-
-
-def _strongly_connected(graph: dict[str, set[str | None]]) -> list[list[str]]:
-    """Groups of nodes that reach each other (Tarjan, 1972)."""
-    index, low, stack, groups = dict[str, int](), dict[str, int](), list[str](), list[list[str]]()
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for target in graph[node]:
-            assert target is not None
-            if target not in index:
-                visit(target)
-                low[node] = min(low[node], low[target])
-            elif target in stack:
-                low[node] = min(low[node], index[target])
-        if low[node] == index[node]:
-            at = stack.index(node)
-            groups.append(stack[at:])
-            del stack[at:]
-
-    for node in graph:
-        if node not in index:
-            visit(node)
-    return groups
+    return module
 
 
 def _complaint(package: str, imported: Import, level: dict[str, int], name: str) -> str | None:
@@ -122,10 +114,27 @@ def _complaint(package: str, imported: Import, level: dict[str, int], name: str)
         return f"{package} must not import {target}"
     if target in HEAVY and package in LIGHT and imported.at_module_level:
         return f"{package} must not import {target} at module level"
-    if top != name or target == package or target not in level:  # not ours, or a name that __init__ defines
+    if top != name:
+        return None
+    if target not in level:  # a name that hpc_es/__init__.py defines
+        target = "__init__"
+    if target == package:
         return None
     if level[target] >= level[package]:
         return f"{package} must not import {target}, which is not below it"
+    return None
+
+
+def _room_complaint(package: str, room: str, imported: Import, name: str) -> str | None:
+    rooms = (*ROOMS[package], "__init__")
+    if room not in rooms:
+        return f"{package}/{room} is not one of the rooms of {package}: {', '.join(rooms)}"
+    outside = imported.module.partition(".")[0]
+    if outside in FORBIDDEN.get(f"{package}.{room}", ()):
+        return f"{package}.{room} must not import {outside}"
+    target = imported.module.removeprefix(f"{name}.{package}.").partition(".")[0]
+    if target in rooms and rooms.index(target) > rooms.index(room):
+        return f"{package}.{room} must not import {package}.{target}, which is not below it"
     return None
 
 
@@ -149,9 +158,23 @@ def _walk(body: list[ast.stmt], here: list[str], *, at_module_level: bool) -> It
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 yield from _walk(node.orelse, here, at_module_level=at_module_level)
             case _:
+                yield from _dynamic_imports(node)
                 inside = at_module_level and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
                 for block in _blocks(node):
                     yield from _walk(block, here, at_module_level=inside)
+
+
+def _dynamic_imports(node: ast.stmt) -> Iterator[Import]:
+    """Calls of `importlib.import_module` with a constant name, in a statement without statements inside it."""
+    if any(_blocks(node)):
+        return
+    for call in ast.walk(node):
+        match call:
+            case ast.Call(
+                func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"),
+                args=[ast.Constant(value=str(module)), *_],
+            ):
+                yield Import(module, node.lineno, at_module_level=False)
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from hpc_es import __version__, modes
+from hpc_es import modes
 from hpc_es.calls import CALLS
 from hpc_es.cli import env, episodes, evaluate, plan, probe, report, retention, simulate, slurm, study
 from hpc_es.cli.arguments import (
@@ -40,6 +40,7 @@ from hpc_es.cli.terminal import harmless, prepare_streams, say
 from hpc_es.errors import TransportError, VerifyError
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
+from hpc_es.version import __version__
 
 if TYPE_CHECKING:
     from hpc_es.launch.slurm import Role

@@ -43,11 +43,11 @@ def load_run(
     """As `load_config`, of what is to be run now: refuses environments that do not exist yet, and says on stderr where
     workers and schedule do not fit."""
     from hpc_es import envs
-    from hpc_es.simulator.mismatch import misfits
+    from hpc_es.simulator.worker_count import worker_count_warnings
 
     settings = load_config(path, overrides, site)
     envs.refuse_planned(settings.task.env)
-    for sentence in misfits(settings, num_workers(settings)):
+    for sentence in worker_count_warnings(settings, num_workers(settings)):
         say(f"warning: {sentence}", err=True, colour="yellow")
     return settings
 

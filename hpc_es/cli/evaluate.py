@@ -79,10 +79,10 @@ def evaluate(
 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # an engine in the person's terminal: no pages of warnings
     console_out = console(stderr=json)
-    asked = EvalRequest(task, tuple(overrides or ()), num_tasks, repeats, keep)
+    request = EvalRequest(task, tuple(overrides or ()), num_tasks, repeats, keep)
     wanted = _versions(versions, version)
     with stdout_for(json):
-        done = _evaluate(target, asked, wanted, name, model, out, console_out.print)
+        done = _evaluate(target, request, wanted, name, model, out, console_out.print)
     found = evaluations(read(done.root), done.source, done.versions)
     pairs = [(each, None if each is found[0] else difference(each, found[0])) for each in found]
     if json:
@@ -133,7 +133,7 @@ def _versions(versions: str | None, version: int | None) -> str:
 
 def _evaluate(
     target: str,
-    asked: "EvalRequest",
+    request: "EvalRequest",
     versions: str,
     name: str | None,
     model: str | None,
@@ -151,7 +151,7 @@ def _evaluate(
         if out is not None:
             raise ConfigError(f"--out {out} is for models and endpoints; what is played with a run is kept in {target}")
         base = None if model is None else Path(model)
-        return evaluate_run(Path(target), versions, asked, name=name, base=base, say=say)
+        return evaluate_run(Path(target), versions, request, name=name, base=base, say=say)
     if not is_url and not _holds(target, "config.json"):
         raise ConfigError(
             f"{target} is not a run folder (with config.yaml), a model folder (with config.json), or the URL of an "
@@ -162,16 +162,16 @@ def _evaluate(
     if versions not in ("last", "all", "0"):
         raise ConfigError(f"--versions {versions}: {target} is not a run, so it has only version 0")
     frozen = Frozen(model, target) if model is not None else Frozen(target)
-    return evaluate_model(frozen, out or Path("evals", name or _name(frozen.model, asked)), asked, say=say)
+    return evaluate_model(frozen, out or Path("evals", name or _name(frozen.model, request)), request, say=say)
 
 
 def _holds(folder: str, file: str) -> bool:
     return (Path(folder) / file).is_file()
 
 
-def _name(model: str, asked: "EvalRequest") -> str:
+def _name(model: str, request: "EvalRequest") -> str:
     """Name of the folder of a model's evaluation: the model and the tasks."""
-    words = [Path(model).resolve().name if Path(model).is_dir() else model, asked.task.stem if asked.task else ""]
+    words = [Path(model).resolve().name if Path(model).is_dir() else model, request.task.stem if request.task else ""]
     return re.sub("[^A-Za-z0-9._-]+", "-", "-".join(words)).strip("-._")
 
 

@@ -28,7 +28,7 @@ from hpc_es.paths import RunPaths
 from hpc_es.transport.messages import Status
 
 if TYPE_CHECKING:  # it brings numba
-    from hpc_es.analysis.statistics.tables import Summary
+    from hpc_es.analysis.statistics.summary import Summary
     from hpc_es.launch.slurm import Role
     from hpc_es.launch.slurm_commands import JobStatus
     from hpc_es.recorded.verify import VersionLine
@@ -263,7 +263,7 @@ def progress(out: Console) -> Iterator[Progress]:
 def report(paths: RunPaths, out: Console) -> "Summary":
     """Print what a finished run has to show, draw its learning curve, and say what to try next."""
     from hpc_es.analysis.figures.plots import plot_learning_curve, save_png
-    from hpc_es.analysis.statistics.tables import render, summary
+    from hpc_es.analysis.statistics.summary import render, summary
     from hpc_es.store import read
 
     run = read(paths.root)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hpc_es.config import Config
-    from hpc_es.simulator.accounts import Simulated
+    from hpc_es.simulator.result import SimulationResult
 
 MAX_WORKERS = 100_000
 SECONDS_UP_TO_S = 600
@@ -56,7 +56,7 @@ def simulate(
     json: Json = False,
 ) -> None:
     """Predict wall-clock, busy share, lags and discards, with the real head under a virtual clock."""
-    from hpc_es.analysis.csv_files import write_rows
+    from hpc_es.analysis.statistics.csv_files import write_rows
     from hpc_es.cli.output import console, print_json
     from hpc_es.simulator.durations import parse, parse_seconds
     from hpc_es.simulator.simulate import Preemption, with_mode
@@ -101,7 +101,7 @@ def _counts(text: str, default: int) -> list[int]:
     return counts
 
 
-def _row(result: "Simulated", results: Sequence["Simulated"]) -> dict[str, Any]:
+def _row(result: "SimulationResult", results: Sequence["SimulationResult"]) -> dict[str, Any]:
     """One line of the table. Speed-ups are against sync with as many workers, where that was simulated too."""
     row = dataclasses.asdict(result)
     row |= {
@@ -124,7 +124,9 @@ def _numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not isinstance(value, dict | tuple)}
 
 
-def _beside_the_run(path: Path, cases: "Sequence[tuple[int, Config]]", results: "Sequence[Simulated]") -> Iterator[str]:
+def _beside_the_run(
+    path: Path, cases: "Sequence[tuple[int, Config]]", results: "Sequence[SimulationResult]"
+) -> Iterator[str]:
     """What the run took, where the same configuration was simulated with as many workers as it had."""
     from hpc_es.config import compare
     from hpc_es.config.load import from_record

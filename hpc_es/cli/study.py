@@ -55,7 +55,7 @@ def counterfactual(
     """What other settings would have made of each update, from the log alone."""
     import dataclasses
 
-    from hpc_es.analysis.csv_files import write_rows
+    from hpc_es.analysis.statistics.csv_files import write_rows
     from hpc_es.cli.output import console, print_json
     from hpc_es.recorded.counterfactual import Drop
     from hpc_es.recorded.counterfactual import counterfactual as recompute

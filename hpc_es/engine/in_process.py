@@ -17,7 +17,7 @@ from hpc_es.engine.gate import Gate, to_the_end
 from hpc_es.errors import EngineError
 from hpc_es.methods.es.optimiser import Kind
 from hpc_es.params.arena import Arena
-from hpc_es.params.receive import receive
+from hpc_es.params.rebuild import receive
 from hpc_es.records import Commit, Member
 
 T = TypeVar("T")

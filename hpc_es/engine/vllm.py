@@ -40,7 +40,7 @@ from hpc_es.engine.vllm_launch import arguments, environment, launch
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.methods.es.optimiser import Kind
 from hpc_es.params.arena import Arena
-from hpc_es.params.receive import receive
+from hpc_es.params.rebuild import receive
 from hpc_es.params.regions import Region, choose_counted
 from hpc_es.quoting import quote_error
 from hpc_es.records import Commit, Member

@@ -1,4 +1,4 @@
-"""Environments by name: `make("sudoku", blanks=5)`, or `make("package.module:Class")` for one of your own."""
+"""Create environments by name: `make("sudoku", blanks=5)`, or `make("package.module:Class")` for your own."""
 
 import difflib
 import importlib
@@ -27,9 +27,9 @@ _BUILT_IN = {
     "twx": "hpc_es.envs.twx:TextWorldExpress",
     "webshop": "hpc_es.envs.webshop:WebShop",
 }
-"""Modules are imported when an environment is made, not before: some are heavy."""
+"""Built-in environments. Their modules are imported only when needed, because some are slow to import."""
 _PLANNED = ("ahd", "terminal", "webarena")
-"""Environments that presets name already, but that do not exist yet."""
+"""Environments that presets name but that do not exist yet."""
 
 
 def registered() -> list[str]:
@@ -41,15 +41,15 @@ def registered() -> list[str]:
 class Description:
     what: str
     options: dict[str, str]
-    """Name -> default, as Python writes it; `required` where there is none."""
+    """Default of each option, as Python writes it; `required` if there is none."""
     choices: dict[str, tuple[str, ...]]
-    """Name -> the values that it may have, of options that have only a few."""
+    """Allowed values of each option that has a fixed set of them."""
     meaning: str
-    """What the constructor's docstring says of the options."""
+    """The constructor's docstring, which describes the options."""
 
 
 def describe(name: str) -> Description:
-    """An environment in a line, and its options. Errors: ConfigError for a name that does not exist."""
+    """Describe an environment and its options. Errors: ConfigError for an unknown name."""
     env_class = find(name)
     text = vars(env_class)["__doc__"] or sys.modules[env_class.__module__].__doc__ or ""
     parameters = _parameters(env_class)
@@ -61,10 +61,10 @@ def describe(name: str) -> Description:
 
 
 def make(name: str, **options: Any) -> Env:
-    """A new environment: a built-in name, or package.module:Class.
+    """Create an environment from a built-in name or package.module:Class.
 
-    Errors: ConfigError for a name or an option that does not exist, and for a value that is not allowed; EnvError when
-    it raises.
+    Errors: ConfigError for an unknown name or option, or a value that is not allowed; EnvError when the constructor
+    raises anything else.
     """
     env_class = find(name)
     _check_names(name, env_class, options)
@@ -75,16 +75,16 @@ def make(name: str, **options: Any) -> Env:
     except ConfigError as error:
         raise ConfigError(f"environment {name}: {error}") from error
     except BaseException as error:
-        raise EnvError(f"environment {name} cannot be made: {quote_error(error)}") from error
+        raise EnvError(f"environment {name} cannot be created: {quote_error(error)}") from error
 
 
 def make_for(config: Config, kind: Purpose) -> Env:
-    """The environment that a run trains on, or is evaluated on. Errors: as `make`.
+    """Create the environment that a run trains on or is evaluated on. Errors: those of `make`.
 
-    An environment that knows splits gets the right one by itself, so that nobody evaluates on training tasks by
-    forgetting to say so.
+    An environment with an option `split` gets the right split by default, so that no run is evaluated on its training
+    tasks by mistake.
     """
-    split = "eval" if kind == "eval" else "train"  # a centre plays what the members play
+    split = "eval" if kind == "eval" else "train"  # the centre plays the same tasks as the members
     laid_over = config.eval.options if split == "eval" else config.task.train
     options = {**config.task.options, **laid_over}
     if any(parameter.name == "split" for parameter in _parameters(find(config.task.env))):
@@ -93,14 +93,14 @@ def make_for(config: Config, kind: Purpose) -> Env:
 
 
 def keeps_all_turns(name: str) -> bool:
-    """Whether a prompt holds all turns before it, so that a talk grows; what does not exist yet is taken to be so.
+    """Whether an environment's prompts contain all previous turns; assumed for environments that do not exist yet.
 
     Errors: ConfigError for a name that does not exist."""
     return name in _PLANNED or find(name).history is None
 
 
 def refuse_planned(name: str) -> None:
-    """Errors: ConfigError for an environment that presets name, but that does not exist yet."""
+    """Refuse an environment that presets name but that does not exist yet. Errors: ConfigError."""
     if name in _PLANNED:
         raise ConfigError(
             f"the environment {name} is not part of hpc_es yet: `hpc-es config show` and `hpc-es plan` take "
@@ -110,7 +110,7 @@ def refuse_planned(name: str) -> None:
 
 
 def find(name: str) -> type[Env]:
-    """The class of an environment; its module is imported. Errors: ConfigError when there is none."""
+    """Import an environment's module and return its class. Errors: ConfigError if there is none."""
     refuse_planned(name)
     if name not in _BUILT_IN and ":" not in name:
         raise ConfigError(
@@ -121,7 +121,7 @@ def find(name: str) -> type[Env]:
     try:
         with CALLS.noted(f"{name}: importing {module}"):
             found = getattr(importlib.import_module(module), attribute)
-    except BaseException as error:  # a module raises whatever it likes, SystemExit too
+    except BaseException as error:  # importing may raise anything, even SystemExit
         raise ConfigError(f"environment {name!r} cannot be imported: {quote_error(error)}") from error
     if not (inspect.isclass(found) and issubclass(found, Env)):
         raise ConfigError(f"environment {name!r} is not a subclass of hpc_es.envs.base.Env")
@@ -130,12 +130,13 @@ def find(name: str) -> type[Env]:
 
 @cache
 def _parameters(env_class: type[Env]) -> tuple[inspect.Parameter, ...]:
-    """Kept, because an environment is made for every episode and looking takes longer than making a small one."""
+    """The constructor's parameters. Cached, because environments are created for every episode, and inspecting one
+    takes longer than creating a small one."""
     return tuple(inspect.signature(env_class).parameters.values())
 
 
 def _choices(annotation: Any) -> tuple[str, ...]:
-    """The values of a Literal, also of one that may be None."""
+    """The values of a Literal, also if it may be None."""
     if get_origin(annotation) is Literal:
         return tuple(str(value) for value in get_args(annotation))
     return next((found for part in get_args(annotation) if (found := _choices(part))), ())

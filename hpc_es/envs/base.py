@@ -1,9 +1,9 @@
-"""What an environment is.
+"""The interface that every environment implements.
 
-An environment plays one episode at a time and owns its prompt: an observation is all that the model sees in
-this turn or, where the environment asks for `history`, all that is new in it. `terminated` (the task is over) is
-kept apart from `truncated` (a limit of the task was reached). A task's own limits are outcomes and are scored;
-anything an environment raises is a fault of the machinery and is never reward 0.
+An environment plays one episode at a time and writes the prompts: an observation is everything that the model sees in a
+turn or, if the environment sets `history`, everything that is new in the turn. `terminated` (the task is over) is
+distinct from `truncated` (a limit of the task was reached). Reaching a task's own limits is an outcome and is scored;
+an exception from an environment is a fault and is never scored as reward 0.
 """
 
 import numbers
@@ -21,11 +21,11 @@ class Message:
     role: Literal["system", "user", "assistant"]
     content: str
     images: tuple[bytes, ...] = ()
-    """PNG or JPEG files, shown in front of the content; for vision-language models alone."""
+    """PNG or JPEG files, shown before the content; only for vision-language models."""
 
     @property
     def readable(self) -> str:
-        """As text, for people and logs: `[image, 34 kB]` stands for an image."""
+        """The message as text, for people and logs; `[image, 34 kB]` stands for an image."""
         shown = [f"[image, {max(1, round(len(image) / 1000))} kB]" for image in self.images]
         return "\n".join([*shown, self.content])
 
@@ -36,8 +36,8 @@ class Observation:
 
     messages: tuple[Message, ...]
     choices: tuple[str, ...] | None = None
-    """When given, the answer is one of these, of any length: the model ranks them by their log-probability after the
-    prompt (sampling.choice_score), and a temperature draws among them."""
+    """The possible answers, of any length; None for free text. The model ranks them by their log-probability after the
+    prompt (sampling.choice_score), and with a temperature the answer is drawn among them."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class StepResult:
     observation: Observation | None
     """None when the episode is over."""
     reward: float
-    """Of this step; an episode's reward is the sum. Must be finite."""
+    """Reward of this step, finite; an episode's reward is the sum over its steps."""
     terminated: bool
     truncated: bool
     success: bool = False
     invalid: bool = False
-    """The action was refused."""
+    """Whether the action was refused."""
     info: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -59,7 +59,7 @@ class StepResult:
 
 
 def is_reward(value: object) -> bool:
-    """Whether this may be a step's reward: a finite number, numpy's too, of at most MAX_REWARD either way."""
+    """Whether a value is a valid reward of a step: a finite number, also of numpy, from -MAX_REWARD to MAX_REWARD."""
     try:
         return isinstance(value, numbers.Real) and abs(float(value)) <= MAX_REWARD
     except OverflowError:
@@ -68,35 +68,38 @@ def is_reward(value: object) -> bool:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What is known of a task before anybody plays it; kept in the run's manifest of evaluation tasks."""
+    """Facts about a task that are known without playing it; kept in the run's manifest of evaluation tasks."""
 
     id: str
-    """Its name in the task's own data, the same whatever split or seed the run has: `goal 17`."""
+    """The task's name in its data, independent of the run's split and seed, for example `goal 17`."""
     horizon: int | None = None
-    """The least number of turns that can succeed (H*), where the task knows it."""
+    """The smallest number of turns that can succeed (H*); None if unknown."""
     reachable: bool = True
-    """Whether any play can succeed at all: the share of such tasks is the ceiling of a success rate."""
+    """Whether the task can be solved at all. The share of such tasks is the highest possible success rate."""
 
 
 class Env(ABC):
-    """One episode at a time; `reset` starts a new one. Options are keyword arguments of the constructor."""
+    """Plays one episode at a time; `reset` starts a new one. Options are keyword arguments of the constructor."""
 
     num_tasks: int
-    """Tasks are 0..num_tasks-1, the same in every process that makes the environment with the same options."""
+    """Number of tasks. Tasks are 0..num_tasks-1, and the same in every process that uses the same options."""
     instant: bool = False
-    """Making it, and each of its calls, takes microseconds and waits for nothing: it is run in the worker's event loop,
-    without a thread, which would cost more, and without a time limit."""
+    """Whether creating the environment, and each of its calls, takes microseconds and never waits. It then runs in the
+    worker's event loop, without a time limit and without a thread, which would cost more than the call."""
     history: int | None = 0
-    """Past turns (observation and answer) that the loop puts before an observation, None: all. System messages that the
-    first observation opens with always stay in front. What is too long loses whole turns, the oldest first."""
+    """Number of past turns (observation and answer) that precede an observation in the prompt; None for all. System
+    messages at the start of the first observation always stay. If the prompt is too long, the oldest turns are dropped
+    first."""
     forgets: bool = True
-    """Off: a history that is too long loses nothing; the episode ends (`context`) when no answer fits behind it."""
+    """Whether a history that is too long loses its oldest turns. If not, the episode ends (`context`) when no answer
+    fits after the prompt."""
     max_prompt_tokens: int | None = None
-    """With a history that forgets: the length that makes it lose turns; default: what leaves room for an answer."""
+    """If the environment forgets, the prompt length above which turns are dropped; by default, the longest that leaves
+    room for an answer."""
     shows_images: bool = False
-    """Messages carry images, which engine and model must be able to take."""
+    """Whether messages carry images, which the engine and the model must support."""
     strip_thinking: bool = False
-    """`<think>...</think>` is taken out of answers, before `step` and before they become history."""
+    """Whether `<think>...</think>` is removed from answers before `step` and from the history."""
 
     @abstractmethod
     def reset(self, task: int) -> Observation:
@@ -107,10 +110,10 @@ class Env(ABC):
         """Take the model's answer. Errors: EnvError when no episode is running."""
 
     def facts(self, task: int) -> TaskFacts:
-        """Of one task; between episodes or within one. Errors: EnvError when it is outside 0..num_tasks-1."""
+        """Facts about one task; may be called at any time. Errors: EnvError when it is outside 0..num_tasks-1."""
         if not 0 <= task < self.num_tasks:
             raise EnvError(f"task {task} does not exist; tasks are 0..{self.num_tasks - 1}")
         return TaskFacts(str(task))
 
     def close(self) -> None:
-        """Free what the environment holds."""
+        """Release the environment's resources."""

@@ -1,7 +1,7 @@
-"""Run any environment through the contract of `base.py`.
+"""Check any environment against the contract of `base.py`.
 
-`check_env(lambda: make("my.module:MyEnv"))` returns when the environment keeps it, and else says in plain words what
-it broke. It plays a few episodes with answers that no model should give; none of them may raise.
+`check_env(lambda: make("my.module:MyEnv"))` returns if the environment keeps the contract, and otherwise raises an
+error that names the broken rule. It plays a few episodes with extreme answers; none of them may raise.
 """
 
 import contextlib
@@ -29,16 +29,16 @@ ODD_ANSWERS = (
 )
 
 MAX_TURNS = 10_000
-"""An episode that is still running after so many turns never ends."""
-
-
+"""An episode that is still running after this many turns is taken to never end."""
 CALL_LIMIT_S = 60.0
-"""A call that takes longer never returns: as task.step_timeout by default."""
+"""A call that takes longer than this many seconds is taken to never return; equals the default task.step_timeout."""
 
 
 def check_env(make_env: Callable[[], Env], *, num_episodes: int = 2) -> int:
-    """Play `num_episodes` tasks; the number of tasks that there are. Errors: EnvError naming the rule that the
-    environment breaks."""
+    """Check an environment on its first `num_episodes` tasks; return its number of tasks.
+
+    Errors: EnvError naming the rule that the environment breaks.
+    """
     with made(make_env) as env:
         num_tasks = _check_tasks(env)
         _must_raise(lambda: env.step("x"), "step before the first reset")
@@ -51,16 +51,17 @@ def check_env(make_env: Callable[[], Env], *, num_episodes: int = 2) -> int:
                 _check_result(_step(env, answer))
             _play(env, env.reset(task))
             _must_raise(lambda: env.step("x"), "step after the episode's end")
-            _require(env.reset(task) == first, f"reset({task}) shows something else after an episode than before it")
+            _require(env.reset(task) == first, f"reset({task}) gives a different observation after an episode")
     return num_tasks
 
 
 @contextlib.contextmanager
 def made(make_env: Callable[[], Env]) -> Iterator[Env]:
-    """An environment that is played by hand, closed in the end. Its calls are noted, for the case that one of them ends
-    this process or never returns.
+    """Create an environment for playing in this process, and close it afterwards.
 
-    Errors: EnvError for whatever it raises; what came first is the cause. Others of ours as they are.
+    Its calls are noted, so that a call that ends the process or never returns can be named.
+    Errors: EnvError for anything that the environment raises, with the first error as the cause; our own errors pass
+    unchanged.
     """
     with CALLS.noted("making the environment", CALL_LIMIT_S):
         env = _Noted(make_env())
@@ -80,7 +81,7 @@ def made(make_env: Callable[[], Env]) -> Iterator[Env]:
 
 
 class _Noted:
-    """An environment that remembers its last call."""
+    """Wraps an environment, guards its calls and remembers the last one."""
 
     def __init__(self, env: Env) -> None:
         self._env = env
@@ -117,19 +118,22 @@ def _check_tasks(env: Env) -> int:
 
 
 def _check_deterministic(make_env: Callable[[], Env], env: Env, task: int, first: Observation) -> None:
-    """The same task is the same episode, in this object and in another, when it is answered the same way."""
+    """Require that the same task with the same answers gives the same episode, in this object and in another."""
     with made(make_env) as other:
-        _require(other.num_tasks == env.num_tasks, "two environments made alike have different num_tasks")
-        _require(other.reset(task) == first, f"reset({task}) shows different prompts in two environments made alike")
-        _require(env.reset(task) == first, f"reset({task}) shows different prompts when it is called twice")
+        _require(other.num_tasks == env.num_tasks, "two environments with the same options have different num_tasks")
+        _require(
+            other.reset(task) == first,
+            f"reset({task}) gives different observations in two environments with the same options",
+        )
+        _require(env.reset(task) == first, f"reset({task}) gives different observations when it is called twice")
         answer = first.choices[0] if first.choices else ODD_ANSWERS[0]
         one, two = _step(env, answer), _step(other, answer)
         _check_result(one)
-        _require(one == two, f"task {task}: the same answer has two different results")
+        _require(one == two, f"task {task}: the same answer gives two different results")
 
 
 def _play(env: Env, observation: Observation) -> None:
-    """One whole episode; the admissible answers come in where there are any, so that it gets somewhere."""
+    """Play one whole episode; every other answer is an admissible one, if there are any, so that it makes progress."""
     for turn in range(MAX_TURNS):
         answers = observation.choices if observation.choices and turn % 2 else ODD_ANSWERS
         result = _step(env, answers[turn % len(answers)])
@@ -157,7 +161,7 @@ def _check_result(result: StepResult) -> None:
     )
     _require(
         not (result.terminated and result.truncated),
-        "a step is both terminated and truncated; a task that is over when its limit is reached is terminated",
+        "a step is both terminated and truncated; if the task is over when its limit is reached, it is terminated only",
     )
     _require(result.done or not result.success, "a step reports success although the episode continues")
     if result.observation is None:

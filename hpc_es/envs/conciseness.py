@@ -1,8 +1,8 @@
-"""Conciseness, one turn: answer a question in as many characters as its short answer has.
+"""Conciseness in one turn: answer a question with exactly as many characters as its short answer has.
 
-As in ES at Scale (Qiu et al., 2025) the reward is -|length - target length|, in characters, whatever the answer says;
-success is to say the short answer. Questions and answers are our own. Invariant: the splits have no question in
-common.
+As in ES at Scale (Qiu et al., 2025), the reward is -|length - target length| in characters, whatever the answer says;
+success is to give the short answer. Questions and answers were written for this package. Invariant: the splits have no
+question in common.
 """
 
 from typing import Literal

@@ -1,8 +1,8 @@
-"""Countdown, one turn: make the target out of all the numbers, each used once, with + - * / and parentheses.
+"""Countdown in one turn: reach the target with all the numbers, each used once, with + - * / and parentheses.
 
-Reward as in ES at Scale (Qiu et al., 2025): 0.1 for an answer in the right format, and 1 for one that is right.
-Invariant: every task has a solution, and its numbers and target alone decide which split it belongs to: whatever the
-seeds, no held-out task ever appears in training.
+Reward as in ES at Scale (Qiu et al., 2025): 0.1 for an answer in the right format, and 1 for a right answer.
+Invariant: every task has a solution, and its numbers and target alone decide its split, so no held-out task ever
+appears in training, whatever the seeds.
 """
 
 import ast
@@ -21,10 +21,10 @@ from hpc_es.errors import ConfigError, EnvError
 from hpc_es.seeds import derive
 
 EVAL_SHARE = 4
-"""One task in so many is held out."""
+"""One task in EVAL_SHARE is held out."""
 FORMAT_REWARD = 0.1
 MAX_CHARACTERS = 200
-"""Of an expression; no right one is longer."""
+"""Most characters of an expression; no right one is longer."""
 MAX_DRAWS = 10_000
 
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -46,12 +46,19 @@ class Countdown(Env):
         num_tasks: Annotated[int, Field(ge=1)] = 4096,
         seed: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """numbers: how many there are; default 3 or 4. num_tasks: the same task may come twice."""
+        """Tasks are generated from these options.
+
+        numbers: how many numbers a task has; by default 3 or 4.
+        max_number: largest number.
+        max_target: largest target.
+        num_tasks: number of tasks; they may repeat.
+        seed: seed of the tasks.
+        """
         self.num_tasks = num_tasks
         self._counts = (3, 4) if numbers is None else (numbers,)
         self._max_number, self._max_target, self._split, self._seed = max_number, max_target, split, seed
         self._running = False
-        puzzle(seed, split, 0, self._counts, max_number, max_target)  # what cannot be made is told before a run begins
+        puzzle(seed, split, 0, self._counts, max_number, max_target)  # refuse impossible options before a run starts
 
     def reset(self, task: int) -> Observation:
         self._numbers, self._target = self._puzzle(task)
@@ -86,9 +93,9 @@ class Countdown(Env):
 
 
 def value(expression: str, numbers: tuple[int, ...]) -> Fraction | None:
-    """What an expression comes to; None where it is none, divides by zero or does not use each number exactly once.
+    """Value of an expression; None if it is invalid, divides by zero or does not use each number exactly once.
 
-    An equation counts as its left side.
+    Only the left side of an equation counts.
     """
     text = expression.split("=")[0].strip()
     if len(text) > MAX_CHARACTERS or not re.fullmatch(r"[0-9+\-*/() \n]+", text):
@@ -102,7 +109,7 @@ def value(expression: str, numbers: tuple[int, ...]) -> Fraction | None:
 
 
 def _evaluate(node: ast.AST) -> Fraction:
-    """Exact. Errors: ValueError for anything but numbers and the four operations."""
+    """Exact value of a syntax tree. Errors: ValueError for anything but numbers and the four operations."""
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
         result: Fraction = _OPERATIONS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
         return result
@@ -126,7 +133,7 @@ def puzzle(
         if (derive(0, "split", named, int(target)) % EVAL_SHARE == 0) == (split == "eval"):
             return numbers, int(target)
     raise ConfigError(
-        f"hardly any {counts} numbers up to {max_number} make a target up to {max_target}; raise max_target or lower "
+        f"hardly any {counts} numbers up to {max_number} give a target up to {max_target}; raise max_target or lower "
         "max_number"
     )
 

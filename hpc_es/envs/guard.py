@@ -24,7 +24,7 @@ class Guard:
         """Whether the environment forked this process."""
         os.register_at_fork(after_in_child=self._note_fork)
         self._file = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        """Stands for all files of this process: an environment that closes those closes this one too."""
+        """A file that shows whether the environment has closed all files of this process, and so this one too."""
         self._identity = _identity(self._file)
         self._handlers: list[Any] | None = None
 
@@ -59,7 +59,7 @@ class Guard:
     def end_if_damaged(self, what: str = "") -> None:
         """Exit with the name of the call, by default of the running ones, if it has closed this process's files.
 
-        Also for code that meets an error elsewhere: the event loop may fail on a closed file before the call returns.
+        Also called when an error occurs elsewhere: the event loop may fail on a closed file before the call returns.
         """
         if _identity(self._file) != self._identity:
             what = what or "; ".join(CALLS.running()) or "a call of an environment"

@@ -1,8 +1,8 @@
 """Ask an environment what a run must know before it starts: the number of tasks, and facts about them.
 
-An environment that is not ours is asked in a separate process, because it may end, block or damage the process that
-asks; ours are asked in this process. Invariants: no call takes longer than its time limit; every failure is an EnvError
-that names the call; an environment that is not ours leaves nothing behind in this process.
+A user's environment is asked in a separate process, because it may end, block or damage that process; built-in ones are
+asked in this process. Invariants: no call takes longer than its time limit; every failure is an EnvError that names the
+call; a user's environment has no effect on this process.
 """
 
 import contextlib
@@ -34,9 +34,9 @@ IMPORT_S = 120.0
 
 
 MAX_TASKS = 2**53
-"""Task indices fit run.h5 and every JSON reader."""
+"""Most tasks, so that task indices fit run.h5 and every JSON reader."""
 MAX_ID, MAX_HORIZON = 1000, 2**31 - 1
-"""Characters of a task's id, and turns."""
+"""Most characters of a task's id, and largest horizon in turns."""
 
 
 class Inspection(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Inspection(msgspec.Struct, frozen=True):
     num_tasks: int
     shows_images: bool
     facts: list[TaskFacts]
-    """Facts about the first tasks, as many as were asked for."""
+    """Facts about the first tasks, up to the requested number."""
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ def _inspect(config: Config, kind: Purpose, num_facts: int) -> Inspection:
         wanted = range(min(num_facts, num_tasks))
         facts = [ask(f"facts({task})", functools.partial(_facts, env, task)) for task in wanted]
     except BaseException:
-        with contextlib.suppress(EnvError):  # what came first is the cause
+        with contextlib.suppress(EnvError):  # the first error is the cause
             ask("close", env.close)
         raise
     ask("close", env.close)
@@ -86,9 +86,10 @@ def _inspect(config: Config, kind: Purpose, num_facts: int) -> Inspection:
 
 
 def _within(limit_s: float, setting: str, what: str, call: Callable[[], Value]) -> Value:
-    """Run an environment's code for at most `limit_s`; `setting`: the key for this limit, like `task.step_timeout=`.
+    """Run an environment's code for at most `limit_s`; `setting` is the key of this limit, like `task.step_timeout=`.
 
-    Errors: EnvError when it raises or does not return (it then keeps its thread); our own errors pass unchanged.
+    Errors: EnvError when the code raises or does not return (its thread then keeps running); our own errors pass
+    unchanged.
     """
     outcome: list[Value | BaseException] = []
     has_ended = threading.Event()

@@ -1,9 +1,9 @@
-"""The laboratory's task: a word of `length` letters is shown, and one of `actions` digits is right.
+"""The ES lab's task: the prompt is a word of `length` letters, and one of `actions` digits is the right answer.
 
-What is right is the digit that a hidden teacher scores highest; the teacher adds one number per (place, letter, digit).
-As in WebShop the reward is graded (the share of the other digits that the teacher likes less) and success is exact.
-Task, teacher and reward are pure functions of the options. Invariant: a word belongs to one split, whatever the seed
-of the tasks, so nothing that is held out is ever trained on.
+The right digit is the one that a hidden teacher scores highest; its score is a sum of one number per (position, letter,
+digit). As in WebShop, the reward is graded (the share of the other digits that the teacher scores lower) and success is
+exact. Task, teacher and reward are pure functions of the options. Invariant: a word belongs to one split, whatever the
+seed of the tasks, so held-out words never appear in training.
 """
 
 import math
@@ -23,20 +23,20 @@ from hpc_es.seeds import derive
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MAX_ACTIONS = 9
 EVAL_SHARE = 4
-"""One word in so many is held out."""
+"""One word in EVAL_SHARE is held out."""
 MAX_DRAWS = 1000
 _clock = random.Random()
-"""Seeded by the operating system, in every process anew: how long an episode takes says nothing about its task."""
+"""Seeded by the operating system in every process, so that an episode's duration is independent of its task."""
 
 
 class Duration(BaseModel):
-    """Lognormal seconds."""
+    """A lognormal duration in seconds."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     kind: Literal["lognormal"] = "lognormal"
     median: float = Field(gt=0, le=3600)
     sigma: float = Field(0.8, ge=0, le=3)
-    """Standard deviation of the logarithm; 0: every episode takes the median."""
+    """Standard deviation of the logarithm; with 0 every episode takes the median."""
 
     def draw(self) -> float:
         return _clock.lognormvariate(math.log(self.median), self.sigma)
@@ -56,14 +56,21 @@ class Lab(Env):
         seed: Annotated[int, Field(ge=0)] = 0,
         seconds: Duration | None = None,
     ) -> None:
-        """letters: how many different ones words are made of. graded: off, the reward is 1 for success and else 0.
+        """The task is generated from these options.
 
-        num_tasks: the same word may come twice. seed: of teacher and tasks.
-        seconds: an episode sleeps so long before its reward, e.g. {kind: lognormal, median: 0.05, sigma: 0.8}; drawn
-            anew for every episode, so it makes workers as uneven as agents are and changes no reward.
+        length: letters per word.
+        letters: size of the alphabet.
+        actions: number of digits to choose from.
+        graded: whether the reward is graded; if not, it is 1 for success, else 0.
+        num_tasks: number of tasks; words may repeat.
+        seed: seed of the teacher and the tasks.
+        seconds: random time that each episode sleeps before its reward, e.g. {kind: lognormal, median: 0.05, sigma:
+            0.8}. It makes workers as uneven as real agents and does not change any reward.
         """
         if letters**length < 8 * EVAL_SHARE:
-            raise ConfigError(f"options length={length} and letters={letters} make only {letters**length} words")
+            raise ConfigError(
+                f"options length={length} and letters={letters} give only {letters**length} words; raise one of them"
+            )
         self.num_tasks = num_tasks
         self.instant = seconds is None
         self._length, self._letters, self._actions = length, letters, actions
@@ -96,14 +103,15 @@ class Lab(Env):
 
 @lru_cache(maxsize=8)
 def teacher(seed: int, length: int, letters: int, actions: int) -> Array:
-    """Scores [length, letters, actions]; centred over the letters, so that every action is right about as often."""
+    """The teacher's scores [length, letters, actions], centred over the letters so that all actions are right about
+    equally often."""
     scores = np.random.default_rng(derive(seed, "teacher")).standard_normal((length, letters, actions))
     return scores - scores.mean(axis=1, keepdims=True)
 
 
 @lru_cache(maxsize=2**14)
 def word(seed: int, split: str, task: int, length: int, letters: int) -> str:
-    """The word of a task. Errors: EnvError when the split seems to have none."""
+    """The word of a task. Errors: EnvError if no word of the split is found."""
     for attempt in range(MAX_DRAWS):
         drawn = derive(seed, "word", split, task, attempt)
         found = "".join(LETTERS[drawn // letters**place % letters] for place in range(length))

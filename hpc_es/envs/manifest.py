@@ -1,9 +1,9 @@
-"""The manifest of a run's tasks, RUN/tasks.json: how many there are to train on, and what the evaluation tasks are.
+"""The manifest of a run's tasks, RUN/tasks.json: the number of training tasks, and the list of evaluation tasks.
 
 Invariant: it has the number of training tasks that batches are drawn from, and lists the tasks that the run was first
-evaluated on, in order. A run whose tasks have changed since (another catalogue, another file of problems) does not
-resume: it would draw other batches, and its success rates would no longer compare. The launcher writes the manifest;
-reading it needs no environment, so the head creates none.
+evaluated on, in order. A run whose tasks have changed (another catalogue, another problem file) does not resume,
+because it would draw other batches, and its success rates would no longer be comparable. The launcher writes the
+manifest; reading it needs no environment, so the head creates none.
 """
 
 import os
@@ -25,35 +25,35 @@ from hpc_es.records import Purpose
 VISION_ENGINES = ("vllm", "endpoint")
 """Engines that take images."""
 _MAX_LISTED = 5
-"""Differences that a refusal lists."""
+"""Most differences that an error lists."""
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The tasks, as tasks.json has them. Its `num_tasks` and `ceiling` are for other readers of the file."""
+    """The tasks in tasks.json. The file's `num_tasks` and `ceiling` are for other readers."""
 
     env: str
     options: dict[str, Any]
-    """As the configuration has them for evaluation."""
+    """The environment's options for evaluation."""
     tasks: list[TaskFacts]
-    """The first eval.num_tasks of the evaluation environment: task i of an episode is tasks[i]."""
+    """The first eval.num_tasks tasks of the evaluation environment; task i of an episode is tasks[i]."""
     num_train_tasks: int | None = None
     """Number of training tasks; None in files of the first release and of later evaluations."""
 
     @property
     def ceiling(self) -> float | None:
-        """The highest success rate that any policy can have: the share of reachable tasks. None without tasks."""
+        """The highest possible success rate, which is the share of reachable tasks; None without tasks."""
         return sum(task.reachable for task in self.tasks) / len(self.tasks) if self.tasks else None
 
 
 class _File(Manifest, frozen=True):
     digest: str | None = None
-    """Digest of the rest; the first release wrote none."""
+    """Digest of the other fields; None in files of the first release."""
 
 
 def count_tasks(config: Config) -> Tasks:
-    """Tasks to train and to evaluate on, asked of the environment.
+    """Numbers of tasks to train and to evaluate on, as the environment reports them.
 
-    Errors: ConfigError when more are wanted than there are, or when the engine cannot show what they show; EnvError.
+    Errors: ConfigError when there are too few tasks, or when the tasks show images and the engine cannot; EnvError.
     """
     batch = methods.make(config).batch_size
     train = _num_tasks(config, "train", batch, "es.tasks_per_member")
@@ -63,7 +63,7 @@ def count_tasks(config: Config) -> Tasks:
 
 
 def recorded_tasks(path: Path, config: Config) -> Tasks:
-    """The number of tasks that a run's manifest has. Errors: StoreError when it is missing, damaged or incomplete."""
+    """Numbers of tasks in a run's manifest. Errors: StoreError when it is missing, damaged or incomplete."""
     manifest = read_tasks(path)
     if manifest is None or manifest.num_train_tasks is None:
         what = "is missing" if manifest is None else "does not have the number of training tasks"
@@ -72,7 +72,7 @@ def recorded_tasks(path: Path, config: Config) -> Tasks:
 
 
 def complete_tasks(path: Path, config: Config) -> None:
-    """Complete the manifest of a run folder that the first release prepared. Errors: as `settle_tasks`."""
+    """Complete the manifest of a run folder that the first release prepared. Errors: those of `settle_tasks`."""
     manifest = read_tasks(path)
     if manifest is None or manifest.num_train_tasks is None:
         settle_tasks(path, config, has_begun=True)
@@ -81,7 +81,7 @@ def complete_tasks(path: Path, config: Config) -> None:
 def eval_tasks(config: Config) -> Manifest:
     """The evaluation tasks of a configuration, from its environment.
 
-    Errors: ConfigError when there are fewer than eval.num_tasks, or for a wrong option; EnvError.
+    Errors: ConfigError when there are fewer tasks than eval.num_tasks, or for a wrong option; EnvError.
     """
     plain = config.model_dump(mode="json")
     options = {**plain["task"]["options"], **plain["eval"]["options"]}
@@ -90,36 +90,37 @@ def eval_tasks(config: Config) -> Manifest:
 
 
 def write_tasks(path: Path, config: Config) -> Manifest:
-    """Write the evaluation tasks of a configuration to `path`, atomically. Errors: as `eval_tasks`; StoreError."""
+    """Write the evaluation tasks of a configuration to `path`, atomically. Errors: those of `eval_tasks`;
+    StoreError."""
     manifest = eval_tasks(config)
     _write(path, manifest)
     return manifest
 
 
 def read_tasks(path: Path) -> Manifest | None:
-    """None where there is no such file. Errors: StoreError when it is damaged or cannot be read."""
+    """Read a manifest; None if there is no file. Errors: StoreError when it is damaged or cannot be read."""
     try:
         file = read_json(path, _File)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError) as error:
         raise StoreError(
-            f"{path} cannot be read as a manifest of evaluation tasks: {error}; restore it from a copy, or remove it: "
-            "it is written again when the run resumes"
+            f"{path} cannot be read as a manifest of evaluation tasks: {error}; restore it from a copy, or remove it "
+            "and it is written again when the run resumes"
         ) from None
     manifest = Manifest(file.env, file.options, file.tasks, file.num_train_tasks)
     if file.digest not in (None, _digest(manifest)):
         raise StoreError(
-            f"{path} does not fit its digest, so it was edited or damaged: restore it from a copy, or remove it: it is "
-            "written again when the run resumes"
+            f"{path} does not match its digest, so it was edited or damaged: restore it from a copy, or remove it and "
+            "it is written again when the run resumes"
         )
     return manifest
 
 
 def settle_tasks(path: Path, config: Config, *, has_begun: bool) -> None:
-    """Write the manifest of a new run; of one that has begun, check that its evaluation tasks are still the same.
+    """Write the manifest of a new run; for a run that has begun, check that its evaluation tasks are unchanged.
 
-    Errors: ConfigError with what differs; as `write_tasks` and `read_tasks`.
+    Errors: ConfigError listing the differences; those of `write_tasks` and `read_tasks`.
     """
     num_train_tasks = count_tasks(config).train
     now = msgspec.structs.replace(eval_tasks(config), num_train_tasks=num_train_tasks)
@@ -132,14 +133,14 @@ def settle_tasks(path: Path, config: Config, *, has_begun: bool) -> None:
         raise ConfigError(
             f"the evaluation tasks of {config.task.env} are not those that this run began with ({path}):\n{listed}"
             + (f"  and {more} more\n" if more > 0 else "")
-            + "Its evaluations would not compare: bring the task's data back, or give this run another run.name"
+            + "Its evaluations would not be comparable: restore the task's data, or choose another run.name"
         )
     elif before.num_train_tasks is None:
         _write(path, now)
     elif before.num_train_tasks != num_train_tasks:
         raise ConfigError(
             f"{config.task.env} has {num_train_tasks} training tasks, but this run began with {before.num_train_tasks} "
-            f"({path}): it would draw other batches. Bring the task's data back, or give this run another run.name"
+            f"({path}): it would draw other batches. Restore the task's data, or choose another run.name"
         )
 
 
@@ -147,7 +148,7 @@ def _num_tasks(config: Config, purpose: Purpose, wanted: int, key: str) -> int:
     found = inspect(config, purpose)
     if found.shows_images and config.engine.kind not in VISION_ENGINES:
         raise ConfigError(
-            f"{config.task.env} shows images, and engine.kind={config.engine.kind} takes text alone: turn them off in "
+            f"{config.task.env} shows images, but engine.kind={config.engine.kind} takes only text: turn them off in "
             f"task.options, or use engine.kind={' or '.join(VISION_ENGINES)} and a vision-language model"
         )
     if wanted > found.num_tasks:
@@ -184,7 +185,7 @@ def _write(path: Path, manifest: Manifest) -> None:
 
 
 def _digest(manifest: Manifest) -> str:
-    """Of what a reader of the file sees."""
+    """Digest of a manifest's fields and derived values."""
     seen = msgspec.json.decode(msgspec.json.encode(manifest), type=Manifest)
     return blake2b(msgspec.json.encode(seen), digest_size=16).hexdigest()
 
@@ -198,4 +199,4 @@ def _differences(before: list[TaskFacts], now: list[TaskFacts]) -> list[str]:
 
 def _shown(facts: TaskFacts) -> str:
     horizon = "" if facts.horizon is None else f", horizon {facts.horizon}"
-    return f"{facts.id!r}{horizon}{'' if facts.reachable else ', out of reach'}"
+    return f"{facts.id!r}{horizon}{'' if facts.reachable else ', unreachable'}"

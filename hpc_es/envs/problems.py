@@ -1,7 +1,7 @@
-"""Problems with one right answer each, from files of JSON lines: DAPO, AIME, GSM8K, or your own.
+"""Problems with one right answer each, from JSON-lines files: DAPO, AIME, GSM8K, or your own.
 
-Invariant: a file is read whole or refused with the line that is wrong; a problem's id is its own, the same in every
-run that reads the file.
+Invariant: a file is read completely, or refused with the faulty line; a problem has the same id in every run that reads
+the file.
 """
 
 import json
@@ -22,16 +22,16 @@ DATA_SETS: Mapping[str, Mapping[str, str]] = {
     "aime_2026": {"eval": "aime_2026.jsonl"},
     "gsm8k": {"train": "gsm8k_train.jsonl", "eval": "gsm8k_test.jsonl"},
 }
-"""Name -> split -> file in the data folder. What has no training split is for evaluation only."""
+"""File in the data folder, by data set and split. A data set without a training split is for evaluation only."""
 _QUESTION = ("question", "problem")
 _DAPO = re.compile(
     r"Solve the following math problem step by step\. The last line[^\n]*\n\n(.*)\n\n"
     r"Remember to put your answer on its own line after \"Answer:\"\.",
     re.DOTALL,
 )
-"""What DAPO puts around each problem: how to answer is for the environment to say."""
+"""DAPO's instructions around each problem, which are removed because the environment has its own."""
 _REASONED = "####"
-"""Stands between GSM8K's reasoning and its answer."""
+"""Separates the reasoning from the answer in GSM8K."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Problem:
 
 
 def find(data: str, split: Split, data_dir: Path | None) -> Path:
-    """The file of a data set of DATA_SETS, or any other: a path, in which `{split}` stands for the split.
+    """The file of a data set in DATA_SETS, or of a path in which `{split}` stands for the split.
 
-    Relative paths are looked for as in `data_path`. Errors: ConfigError for a split that the data set does not have,
-    and without the folder or the file that it needs.
+    Relative paths are resolved by `data_path`. Errors: ConfigError if the data set does not have the split, or if its
+    folder or file is missing.
     """
     if data not in DATA_SETS:
         if not data.endswith(".jsonl"):
-            raise ConfigError(f"option data={data!r}: known are {', '.join(DATA_SETS)}, and files that end on .jsonl")
+            raise ConfigError(f"option data={data!r} must be one of {', '.join(DATA_SETS)}, or a path ending in .jsonl")
         return data_path(Path(data_dir or "", data.replace("{split}", split)))
     if split not in DATA_SETS[data]:
         raise ConfigError(
@@ -57,15 +57,15 @@ def find(data: str, split: Split, data_dir: Path | None) -> Path:
         )
     name = DATA_SETS[data][split]
     if data_dir is None:
-        raise ConfigError(f"option data={data!r} needs data_dir, the folder that has {name}")
+        raise ConfigError(f"option data={data!r} needs data_dir, the folder with {name}")
     return data_path(data_dir) / name
 
 
 def read(path: Path, split: Split | None = None) -> tuple[Problem, ...]:
-    """The problems of a file, in its order: lines with `question` or `problem`, `answer`, and perhaps `id`.
+    """The problems of a file in file order: lines with `question` or `problem`, `answer`, and optionally `id`.
 
-    With a split, those whose `split`, where a line has one, is this. Without an id a problem is named by file and line.
-    Errors: ConfigError naming file and line, also for a file that has none.
+    With a split, lines that name another `split` are skipped. A problem without an id is named by file and line.
+    Errors: ConfigError naming file and line, also for a file without problems.
     """
     try:
         stamp = path.stat().st_mtime_ns

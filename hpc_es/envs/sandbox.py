@@ -1,14 +1,14 @@
-"""Programs that nobody trusts, run where they can do no harm.
+"""Run untrusted programs in a sandbox.
 
-A sandbox is made of Linux namespaces by bubblewrap: no network, no files of the host but its programs, none of the
-worker's environment variables, no privileges. Its working folder lasts from one program to the next.
+bubblewrap builds a sandbox from Linux namespaces: no network, no files of the host except its programs, none of the
+worker's environment variables, no privileges. Its working folder persists from one program to the next.
 
-Invariant: when `run` returns, no process of the program is left, and what it did (ran on and on, forked, filled memory
-or disk, wrote without end) is an outcome, never an error. An error is a fault of the machinery.
+Invariant: when `run` returns, no process of the program is left. Anything the program did (run for ever, fork, fill
+memory or disk, write endless output) is an outcome, never an error. An error means that the sandbox itself failed.
 
-Memory is the anonymous and shared memory of all processes together, looked at 50 times a second, and in each process
-what the kernel lets it allocate; each socket counts as 8 MiB; what is written to files is memory too, and has its own
-limit. Not counted, but bounded by the number of processes and of open files, are the buffers of pipes.
+The memory limit covers the anonymous and shared memory of all processes together, measured 50 times a second, and the
+kernel also limits what each process can allocate. Each socket counts as 8 MiB. Files are kept in memory too, with a
+limit of their own. Pipe buffers are not counted, but bounded by the number of processes and open files.
 """
 
 import base64
@@ -36,36 +36,36 @@ from pydantic import BaseModel, ConfigDict, Field
 from hpc_es.errors import ConfigError, EnvError
 
 FOLDER = "/task"
-"""The working folder, inside."""
+"""The working folder inside the sandbox."""
 GRACE = 30.0
-"""Seconds that a sandbox may need beyond the program's own, on a busy machine."""
+"""Seconds that a sandbox may need beyond the program's time limit, on a busy machine."""
 SECONDS_TO_END = 15.0
-"""Of a sandbox that is told to end; longer than what it takes to end its programs."""
+"""Seconds until a sandbox that should end is killed; longer than it takes to end its programs."""
 _PACKAGES = "/opt/packages"
 _PROGRAMS = "/opt/bin"
 _INSIDE = Path(__file__).with_name("sandbox_inside.py")
 _DEVICES = {"null": "null", "zero": "full", "full": "full", "random": "random", "urandom": "urandom"}
-"""Inside, and what it is on the host. /dev/full reads as zeros too, but cannot be mapped: what is mapped of /dev/zero
-may be shared memory that belongs to no process."""
+"""Devices inside the sandbox, and the host's device behind each. /dev/zero is the host's /dev/full, which also reads as
+zeros but cannot be mapped: a mapped /dev/zero may be shared memory that is counted in no process."""
 
 
 class Limits(BaseModel):
-    """Of one program with all that it starts; files last, so their limits are those of the whole sandbox."""
+    """Limits of one program and its child processes. Files persist, so their limits apply to the whole sandbox."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     seconds: float = Field(20.0, gt=0, le=3600)
-    """By the clock on the wall. With a run, keep task.step_timeout above it by half a minute."""
+    """Wall-clock time. In a run, task.step_timeout must be at least half a minute longer."""
     cpu_seconds: float = Field(20.0, gt=0, le=36000)
-    """Of all processors together."""
+    """CPU time of all cores together."""
     memory_mib: int = Field(512, ge=64)
-    """As many episodes as a worker plays at once may each use so much, and disk_mib on top."""
+    """Memory of all processes together. Each episode that a worker plays at once may use this much, plus disk_mib."""
     disk_mib: int = Field(64, ge=1)
-    """Working folder, /tmp and /dev/shm together."""
+    """Size of the working folder, /tmp and /dev/shm together."""
     files: int = Field(4096, ge=16)
     processes: int = Field(64, ge=1)
-    """Threads count."""
+    """Number of processes, counting every thread."""
     output_chars: int = Field(4000, ge=2)
-    """Of a longer output the middle is left out, and a mark says so."""
+    """Most characters of output that are kept; the middle of a longer output is replaced by a note."""
 
 
 Ended = Literal["exit", "time", "cpu", "memory", "processes", "output"]
@@ -73,17 +73,19 @@ Ended = Literal["exit", "time", "cpu", "memory", "processes", "output"]
 
 @dataclass(frozen=True)
 class Execution:
+    """The result of a program in a sandbox."""
+
     output: str
-    """Standard output and standard error, as they came; what is no UTF-8 is replaced."""
+    """Standard output and standard error in the order written; bytes that are not UTF-8 are replaced."""
     status: int
-    """As the program's exit status; -9 and the like: ended by that signal; 126, 127: it could not be started."""
+    """Exit status of the program; negative if a signal ended it (-9 for SIGKILL), 126 or 127 if it could not start."""
     ended: Ended
-    """`exit`, or the limit that it had used up when it was ended."""
+    """`exit` if the program ended itself, else the limit that it exceeded."""
     seconds: float
 
 
 class Sandbox:
-    """Starts with the first program; `close` ends it, as does the end of this process, however it comes."""
+    """A sandbox, started with its first program. It ends with `close`, or when this process ends for any reason."""
 
     def __init__(
         self,
@@ -92,22 +94,26 @@ class Sandbox:
         *,
         packages: Sequence[str] = (),
     ) -> None:
-        """files: laid into the working folder, by relative name. packages: of the worker's Python, to be imported.
+        """`files` are put into the working folder under their relative names; `packages` are packages of the worker's
+        Python that programs can import.
 
-        Errors: ConfigError where no sandbox can be made on this machine, a file cannot be read or named so, or a
+        Errors: ConfigError if this machine cannot create sandboxes, a file cannot be read or has an invalid name, or a
         package is not installed.
         """
         require_sandbox()
         self._limits = limits or Limits()
         self._files = {_relative(name): _content(source) for name, source in (files or {}).items()}
         if sum(map(len, self._files.values())) > self._limits.disk_mib * 2**20:
-            raise ConfigError(f"the files do not fit: disk_mib={self._limits.disk_mib}; raise it")
+            raise ConfigError(f"disk_mib={self._limits.disk_mib} is too small for the sandbox's files; raise it")
         self._packages = {name: path for package in packages for name, path in _package(package).items()}
         self._first: _FirstProcess | None = None
         self._is_closed = False
 
     def run(self, command: str | Sequence[str], stdin: str = "") -> Execution:
-        """Run bash text, or a program with its arguments; one at a time. Errors: EnvError when the sandbox fails."""
+        """Run a bash command, or a program with its arguments. Not for concurrent calls.
+
+        Errors: EnvError when the sandbox fails.
+        """
         if self._is_closed:
             raise EnvError("this sandbox is closed")
         if self._first is None:
@@ -116,7 +122,7 @@ class Sandbox:
         return Execution(**self._first.ask({"argv": argv, "stdin": stdin}, self._limits.seconds + GRACE))
 
     def close(self) -> None:
-        """End everything in it. May be called twice, and by another thread while a program runs."""
+        """End all programs and the sandbox. May be called twice, and by another thread while a program runs."""
         self._is_closed = True
         if self._first is not None:
             self._first.end()
@@ -130,11 +136,11 @@ class Sandbox:
 
 @cache
 def require_sandbox() -> None:
-    """Errors: ConfigError saying what to do, where no sandbox can be made on this machine. Looks once per process."""
+    """Check once per process that this machine can create sandboxes. Errors: ConfigError with the remedy."""
     if sys.platform != "linux" or shutil.which("bwrap") is None:
         raise ConfigError(
-            "programs of an agent run in bubblewrap, and there is no `bwrap` on the PATH: install it on every node "
-            "that has workers (apt install bubblewrap, dnf install bubblewrap, conda install -c conda-forge bubblewrap)"
+            "programs of an agent run in bubblewrap, but there is no `bwrap` on the PATH: install it on every node "
+            "with workers (apt install bubblewrap, dnf install bubblewrap, conda install -c conda-forge bubblewrap)"
         )
     try:
         first = _FirstProcess(Limits(), {}, {})
@@ -154,15 +160,15 @@ def require_sandbox() -> None:
 
 
 class _FirstProcess:
-    """The process in a sandbox that starts all others (`sandbox_inside.py`), with its pipes."""
+    """The first process in a sandbox, which starts all others (`sandbox_inside.py`), with its pipes."""
 
     def __init__(self, limits: Limits, files: Mapping[str, bytes], packages: Mapping[str, Path]) -> None:
-        """Errors: EnvError when it does not start."""
+        """Start the process. Errors: EnvError when it does not start."""
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self._unread = b""
         self._asking = threading.RLock()
-        told, pid_pipe = os.pipe()
-        self._told = os.fdopen(told, "rb")
+        info, pid_pipe = os.pipe()
+        self._info = os.fdopen(info, "rb")
         try:
             self._process = subprocess.Popen(
                 _bubblewrap(limits, packages, pid_pipe),
@@ -177,8 +183,8 @@ class _FirstProcess:
                     "USER": "agent",
                     "LANG": "C.UTF-8",
                     "PYTHONPATH": _PACKAGES,
-                    "PYTHONHASHSEED": "0",  # the same program prints the same twice
-                    "PYTHONUNBUFFERED": "1",  # what was printed before a limit is seen
+                    "PYTHONHASHSEED": "0",  # so that a program prints the same every time
+                    "PYTHONUNBUFFERED": "1",  # so that output before a limit is not lost
                     "PYTHONDONTWRITEBYTECODE": "1",
                     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_THREAD_LIMIT"), "1"),
                 },
@@ -188,12 +194,12 @@ class _FirstProcess:
         finally:
             os.close(pid_pipe)
         assert self._process.stdin is not None
-        weakref.finalize(self, self._process.stdin.close)  # subprocess keeps what nobody has waited for
+        weakref.finalize(self, self._process.stdin.close)  # subprocess keeps processes that were not waited for
         encoded = {name: base64.b64encode(content).decode() for name, content in files.items()}
         self.ask(encoded, GRACE)
 
     def ask(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Errors: EnvError, and an end of the sandbox, when no answer comes within `timeout` seconds."""
+        """Send a request and return the answer. Errors: EnvError, after ending the sandbox, if none comes in time."""
         assert self._process.stdin is not None
         with self._asking:
             try:
@@ -216,10 +222,10 @@ class _FirstProcess:
         return self._said.read()[-2000:].decode(errors="replace").strip()
 
     def _line(self, deadline: float) -> bytes | None:
-        """The next line that it writes; empty when it has ended, None when it is late."""
+        """The next line that the process writes; empty if it has ended, None after the deadline."""
         assert self._process.stdout is not None
         pipe = self._process.stdout.fileno()
-        poll = select.poll()  # not select, which knows only the first 1024 files of a process
+        poll = select.poll()  # not select, which fails for file descriptors above 1023
         poll.register(pipe, select.POLLIN)
         while b"\n" not in self._unread:
             left = deadline - time.monotonic()
@@ -233,7 +239,7 @@ class _FirstProcess:
         return line
 
     def end(self) -> None:
-        """The pipe closes, so the first process ends, and the kernel ends all others; a deaf one is killed."""
+        """Close the pipe, so that the first process ends and the kernel ends all others; kill it if it does not end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(OSError):
@@ -244,19 +250,19 @@ class _FirstProcess:
             self.kill()
             self._process.wait()
         with self._asking:
-            for pipe in (self._process.stdout, self._told, self._said):
+            for pipe in (self._process.stdout, self._info, self._said):
                 pipe.close()
 
     def kill(self) -> None:
-        """Without a word; the kernel ends all others in the sandbox with it."""
-        os.set_blocking(self._told.fileno(), False)
-        if told := self._told.read():  # bubblewrap says which process is the first, once there is one
-            os.kill(json.loads(told)["child-pid"], signal.SIGKILL)
+        """Kill the first process; the kernel then ends all others in the sandbox."""
+        os.set_blocking(self._info.fileno(), False)
+        if info := self._info.read():  # bubblewrap writes the first process's id once it exists
+            os.kill(json.loads(info)["child-pid"], signal.SIGKILL)
         self._process.kill()
 
 
 def _bubblewrap(limits: Limits, packages: Mapping[str, Path], pid_pipe: int) -> list[str]:
-    """The command line of a sandbox; `sandbox_inside.py` makes what can be written to, and drops the capability."""
+    """The command line of a sandbox; `sandbox_inside.py` then mounts the writable part and drops the capability."""
     python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
     command = [
         shutil.which("bwrap") or "bwrap",
@@ -294,7 +300,7 @@ def _bubblewrap(limits: Limits, packages: Mapping[str, Path], pid_pipe: int) -> 
 def _relative(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts:
-        raise ConfigError(f"file {name!r}: names of files are relative to the working folder, and stay in it")
+        raise ConfigError(f"file {name!r}: the name must be relative to the working folder and stay inside it")
     return name
 
 
@@ -304,14 +310,14 @@ def _content(source: bytes | Path) -> bytes:
     try:
         return source.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{source}: this file of a sandbox cannot be read ({error})") from error
+        raise ConfigError(f"the sandbox file {source} cannot be read ({error})") from error
 
 
 def _package(name: str) -> dict[str, Path]:
-    """Where an importable package lies, with the folder of its shared libraries, where it has one."""
+    """The folder of an importable package, and that of its shared libraries, if it has one."""
     found = importlib.util.find_spec(name)
     if found is None or found.origin is None:
-        raise ConfigError(f"the package {name} is to be used in a sandbox and is not installed: pip install {name}")
+        raise ConfigError(f"the sandbox needs the package {name}, which is not installed: pip install {name}")
     origin = Path(found.origin)
     path = origin.parent if found.submodule_search_locations else origin
     libraries = path.with_name(f"{name}.libs")

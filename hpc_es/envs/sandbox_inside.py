@@ -1,8 +1,8 @@
-"""Process 1 of a sandbox: runs one program after another and ends whatever it started.
+"""Process 1 of a sandbox: runs one program after another and ends all processes that a program started.
 
-Invariant: when an answer is given, no process but this one is left; when this one ends, or the pipe from the worker
-closes, the kernel ends all others with it. Runs by itself, inside the namespaces that `sandbox.py` makes, on the bare
-standard library; requests and answers are lines of JSON on its standard input and output.
+Invariant: when it answers a request, no other process is left. When it ends, or the pipe from the worker closes, the
+kernel ends all other processes. It runs inside the namespaces that `sandbox.py` creates and uses only the standard
+library; requests and answers are lines of JSON on its standard input and output.
 """
 
 import base64
@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TICK = 0.02
-"""Seconds between two looks at what the program uses."""
+"""Seconds between two measurements of the program's resources."""
 SECONDS_TO_END = 10.0
-"""Processes that survive SIGKILL for longer are a fault of the machine."""
+"""Processes that survive SIGKILL for longer than this many seconds are a fault of the machine."""
 MAX_OUTPUT = 2**24
-"""Bytes after which a program is ended; what is kept of them is far less."""
+"""Bytes of output after which a program is ended; only a small part of them is kept."""
 OPEN_FILES = 256
-SOCKET_MIB = 8  # as which a socket counts: what its buffers may grow to, which no process is seen to use
+SOCKET_MIB = 8
+"""Memory that a socket counts as: its buffers may grow to this, and no process's usage includes them."""
 NICENESS = 5
 MIB = 2**20
 
@@ -40,8 +41,8 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what has no handler never reaches a first process from inside
-    _LIBC.personality(0x0040000)  # no random addresses: a program that prints them prints the same twice
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # process 1 gets no signal from inside that it has no handler for
+    _LIBC.personality(0x0040000)  # no address randomisation, so that programs that print addresses are deterministic
     _make_disk(settings)
     _limit_memory(settings["memory_mib"] * MIB)
     _protect_the_host(settings["devices"])
@@ -65,7 +66,7 @@ def _answer(answer: dict[str, Any]) -> None:
 
 
 def _make_disk(settings: dict[str, Any]) -> None:
-    """All that can be written to is one file system in memory, so that its size bounds everything together."""
+    """Mount one file system in memory for all writable folders, so that one size limits them together."""
     size = f"size={settings['disk_mib'] * MIB},nr_inodes={settings['files']},mode=755"
     no_setuid_no_devices = 2 | 4
     _checked("mount", _LIBC.mount(b"tmpfs", b"/run", b"tmpfs", no_setuid_no_devices, size.encode()))
@@ -79,25 +80,26 @@ def _make_disk(settings: dict[str, Any]) -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Of each process: what it may allocate, and, since page tables are memory too, the addresses that it may use.
+    """Limit what each process may allocate and, because page tables take memory too, its address space.
 
-    All processes together are watched. The address space of this process counts as well, hence its least value.
+    The memory of all processes together is measured elsewhere. The limit also covers this process's own address space,
+    hence its minimum.
     """
     for what, limit in (
         (resource.RLIMIT_DATA, size),
         (resource.RLIMIT_AS, max(4 * size, 1024 * MIB)),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
-        (resource.RLIMIT_CORE, 1),  # 0 would still start the host's crash handler; 1 is the kernel's word for never
+        (resource.RLIMIT_CORE, 1),  # with 0 the host's crash handler still starts; with 1 the kernel never starts it
         (resource.RLIMIT_MEMLOCK, 0),
     ):
         resource.setrlimit(what, (limit, limit))
-    Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # before anything else on the machine
+    Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # killed first when memory runs out
     os.nice(NICENESS)
 
 
 def _protect_the_host(devices: list[str]) -> None:
-    """/proc, with the settings of the whole machine, and devices are read-only: a worker that is root owns them, and
-    what one owns takes no privilege, as the mode of /dev/null."""
+    """Make /proc, which has the machine's settings, and the devices read-only: a worker that is root owns them, and an
+    owner needs no privilege to change, for example, the mode of /dev/null."""
     no_setuid_no_programs, no_devices, remount_read_only = 2 | 8, 4, 1 | 32 | 4096
     for place in ("/proc", *devices):
         flags = remount_read_only | no_setuid_no_programs | (no_devices if place == "/proc" else 0)
@@ -105,7 +107,7 @@ def _protect_the_host(devices: list[str]) -> None:
 
 
 def _give_up_privileges() -> None:
-    """No capability is left, no system call that leads out of the bounds, and no program may look into this process."""
+    """Drop all capabilities, block system calls that could evade the limits, and hide this process from programs."""
     version_3, whole_process = 0x20080522, 0
     nothing = struct.pack("=6I", 0, 0, 0, 0, 0, 0)
     _checked("capset", _LIBC.capset(struct.pack("=Ii", version_3, whole_process), nothing))
@@ -128,8 +130,8 @@ def _checked(what: str, result: int) -> None:
 class _Machine(NamedTuple):
     architecture: int
     denied: tuple[int, ...]
-    of_a_process: tuple[int, ...]
-    """Calls whose first argument is a process, 0 for the caller."""
+    only_on_caller: tuple[int, ...]
+    """System calls whose first argument is a process id, where 0 means the caller."""
     setpriority: int
     mmap: int
     clone: int
@@ -139,10 +141,11 @@ class _Machine(NamedTuple):
 
 
 _MACHINES = {
-    # memory that no process is seen to use: memfd_create, memfd_secret, shmget, msgget, semget, vmsplice; namespaces
-    # of one's own, which would allow any mount: unshare, setns; keys, which are the worker's too: add_key,
-    # request_key, keyctl; what no exercise needs: bpf, perf_event_open, userfaultfd, io_uring_setup, io_setup,
-    # ioprio_set. Of a process, for the first is the watcher: prlimit64, sched_setparam, -scheduler, -affinity, -attr
+    # Denied: memory that is counted in no process (memfd_create, memfd_secret, shmget, msgget, semget, vmsplice); new
+    # namespaces, in which any mount would be allowed (unshare, setns); keys, which are shared with the worker (add_key,
+    # request_key, keyctl); calls that no exercise needs (bpf, perf_event_open, userfaultfd, io_uring_setup, io_setup,
+    # ioprio_set). Allowed only on the caller, because process 1 measures the others: prlimit64, sched_setparam,
+    # sched_setscheduler, sched_setaffinity, sched_setattr.
     "x86_64": _Machine(
         0xC000003E,
         (319, 447, 29, 68, 64, 278, 272, 308, 248, 249, 250, 321, 298, 323, 425, 206, 251),
@@ -157,17 +160,18 @@ _MACHINES = {
     ),
 }
 _FAMILIES = (1, 2, 10, 16)
-"""Sockets that a network namespace holds: unix, IPv4, IPv6, netlink. Others (vsock) lead to the host."""
+"""Socket families confined by a network namespace: unix, IPv4, IPv6, netlink. Others (vsock) can reach the host."""
 _NAMESPACES = 0x7E020000
-"""Flags of clone that make a namespace."""
+"""Flags of clone that create a namespace."""
 _SHARED_ANONYMOUS = 0x21
-"""Flags of mmap for memory that stays when nobody has it mapped any more, so that it is in no process's account."""
+"""Flags of mmap for memory that can stay allocated while no process maps it, so that no process's usage includes it."""
 
 
 def system_call_filter(machine: str) -> bytes:
-    """Classic BPF: a denied call fails with EPERM, clone3 with ENOSYS, after which libraries call clone.
+    """The system-call filter as classic BPF. Denied calls fail with EPERM; clone3 fails with ENOSYS, so that libraries
+    fall back to clone, whose flags can be checked.
 
-    Errors: OSError for a machine whose system calls are not known here.
+    Errors: OSError for a machine whose system-call numbers are not listed here.
     """
     if machine not in _MACHINES:
         raise OSError(f"no system-call filter is known for {machine}; known: {', '.join(_MACHINES)}")
@@ -180,11 +184,11 @@ def system_call_filter(machine: str) -> bytes:
     rules = {
         known.clone: [first, (any_bit, 0, 1, _NAMESPACES), deny, allow],
         known.mmap: [fourth, (mask, 0, 0, _SHARED_ANONYMOUS), (equal, 0, 1, _SHARED_ANONYMOUS), deny, allow],
-        known.setpriority: [first, (equal, 0, 2, 0), second, (equal, 1, 0, 0), deny, allow],  # of this one process
+        known.setpriority: [first, (equal, 0, 2, 0), second, (equal, 1, 0, 0), deny, allow],  # only on the caller
         known.socket: [first, *((equal, len(_FAMILIES) - i, 0, each) for i, each in enumerate(_FAMILIES)), deny, allow],
         known.setsockopt: [second, (equal, 0, 3, 1), third, (equal, 2, 0, 7), (equal, 1, 0, 8), allow, deny],
         known.clone3: [unknown],
-        **{call: [first, (equal, 1, 0, 0), deny, allow] for call in known.of_a_process},
+        **{call: [first, (equal, 1, 0, 0), deny, allow] for call in known.only_on_caller},
         **{call: [deny] for call in known.denied},
     }
     code = [architecture, (equal, 1, 0, known.architecture), deny, number, (at_least, 0, 1, x32), deny]
@@ -197,32 +201,32 @@ def system_call_filter(machine: str) -> bytes:
 
 
 class _Input:
-    """What is written to a program as it takes it."""
+    """Feeds a program's standard input as fast as the program reads it."""
 
     def __init__(self, pipe: int, data: bytes) -> None:
         os.set_blocking(pipe, False)
         self.pipe, self._rest = pipe, data
 
     def write(self) -> bool:
-        """Write what the pipe takes; whether anything is left."""
+        """Write as much as the pipe accepts; return whether anything is left."""
         try:
             self._rest = self._rest[os.write(self.pipe, self._rest[:65536]) :] if self._rest else b""
-        except BrokenPipeError:  # nobody reads any more
+        except BrokenPipeError:  # the program has closed its standard input
             return False
         return bool(self._rest)
 
 
 class _Output:
-    """The beginning and the end of what a program writes, however much it is."""
+    """Keeps the beginning and the end of a program's output, whatever its length."""
 
     def __init__(self, pipe: int, characters: int) -> None:
         self.pipe, self.total = pipe, 0
         self._half = characters // 2
-        self._room = 4 * self._half  # a character is at most so many bytes
+        self._room = 4 * self._half  # a UTF-8 character has at most 4 bytes
         self._head, self._tail = bytearray(), bytearray()
 
     def read(self) -> bool:
-        """Wait for some more; False at its end."""
+        """Wait for more output; return False at its end."""
         data = os.read(self.pipe, 65536)
         self.total += len(data)
         missing = self._room - len(self._head)
@@ -232,7 +236,7 @@ class _Output:
         return bool(data)
 
     def text(self) -> str:
-        """Errors of UTF-8 are replaced; what is longer than `characters` has a mark where its middle was."""
+        """The output, with invalid UTF-8 replaced; if it is longer than `characters`, a note replaces its middle."""
         if self.total == len(self._head) + len(self._tail):
             head = tail = (self._head + self._tail).decode(errors="replace")
             if len(head) <= 2 * self._half:
@@ -245,16 +249,16 @@ class _Output:
 
 
 class _Use(NamedTuple):
-    """Of all processes but this one."""
+    """Resources used by all processes but this one."""
 
     threads: int
     memory: int
-    seconds: float  # with those of children that were waited for
-    ticks: dict[str, int]  # of each process alone
+    seconds: float  # CPU time, including children that have been waited for
+    ticks: dict[str, int]  # CPU time of each process alone
 
 
 def run(request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Run `argv` with `stdin`; the answer has `output`, `status`, `ended` and `seconds`."""
+    """Run `argv` with `stdin`; return `output`, `status`, `ended` and `seconds`."""
     began = time.monotonic()
     try:
         program = subprocess.Popen(
@@ -266,7 +270,7 @@ def run(request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
             start_new_session=True,
             bufsize=0,
         )
-    except (OSError, ValueError) as error:  # no such program, a longer command than the system takes, a zero byte
+    except (OSError, ValueError) as error:  # no such program, a command that is too long, or a zero byte
         reason = error.strerror if isinstance(error, OSError) else str(error)
         status = 127 if isinstance(error, FileNotFoundError) else 126
         return {"output": f"{request['argv'][0]}: {reason}\n", "status": status, "ended": "exit", "seconds": 0.0}
@@ -278,7 +282,7 @@ def run(request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
         ended = _attend(program, stdin, output, settings, began)
         _end_all(program)
         while select.select([output.pipe], [], [], 0)[0] and output.read():
-            pass  # what the dead have left; its end may be late, where a socket that was sent to itself keeps it
+            pass  # read the rest without waiting for its end, which a socket that was sent to itself may keep open
     seconds = time.monotonic() - began
     return {"output": output.text(), "status": program.returncode, "ended": ended, "seconds": seconds}
 
@@ -286,7 +290,7 @@ def run(request: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
 def _attend(
     program: subprocess.Popen[bytes], stdin: "_Input", output: "_Output", settings: dict[str, Any], began: float
 ) -> str:
-    """Feed and read a program until it ends (`exit`) or has used up a limit: which one."""
+    """Feed and read a program until it ends or exceeds a limit; return `exit` or the limit's name."""
     clock, next_look = _Clock(), began + TICK
     with selectors.DefaultSelector() as selector:
         selector.register(stdin.pipe, selectors.EVENT_WRITE)
@@ -294,7 +298,7 @@ def _attend(
         selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
         while True:
             ready = {key.fd for key, _ in selector.select(TICK)}
-            if sys.stdin.fileno() in ready:  # no request comes while one is answered: the worker is gone
+            if sys.stdin.fileno() in ready:  # end of file, since no request comes during another: the worker is gone
                 os._exit(0)
             if stdin.pipe in ready and not stdin.write():
                 selector.unregister(stdin.pipe)
@@ -323,7 +327,7 @@ def _attend(
 
 
 def _end_all(program: subprocess.Popen[bytes]) -> None:
-    """End every process but this one. Errors: OSError when the kernel cannot."""
+    """Kill every process but this one. Errors: OSError if some survive."""
     deadline = time.monotonic() + SECONDS_TO_END
     while True:
         try:
@@ -332,11 +336,11 @@ def _end_all(program: subprocess.Popen[bytes]) -> None:
             return
         _reap(program)
         if time.monotonic() > deadline:
-            raise OSError(f"processes are still there {SECONDS_TO_END:g} s after SIGKILL")
+            raise OSError(f"processes still exist {SECONDS_TO_END:g} s after SIGKILL")
 
 
 def _reap(program: subprocess.Popen[bytes]) -> None:
-    """Take away the dead, among them those whose parents died first; notes how the program ended, if it did."""
+    """Reap all ended processes, including orphans; record the program's exit status if it has ended."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -358,15 +362,15 @@ def _used() -> _Use:
             fields = (
                 Path("/proc", name, "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
             )
-        except OSError:  # it has ended in the meantime
+        except OSError:  # the process has ended in the meantime
             continue
         for what, value in found:
             if what == "Threads":
                 threads += int(value)
             else:
                 kibibytes += int(value)
-        own, of_children = (sum(map(int, fields[i : i + 2])) for i in (11, 13))  # user and system
-        ticks[f"{name} {fields[19]}"] = own  # and when it began, for names come again
+        own, of_children = (sum(map(int, fields[i : i + 2])) for i in (11, 13))  # user and system time
+        ticks[f"{name} {fields[19]}"] = own  # with its start time, because process ids are reused
         total += own + of_children
     sockets = int(
         Path("/proc/net/sockstat").read_text(encoding="utf-8").split()[2]
@@ -376,13 +380,13 @@ def _used() -> _Use:
 
 
 class _Clock:
-    """Processor time of one program.
+    """CPU time of one program.
 
-    A parent gets a child's when it waits for it. One that never does would hide it, so what each process was last seen
-    to have used is counted too, and the larger number holds."""
+    A parent inherits a child's CPU time when it waits for it, and a parent that never waits would hide it. So the last
+    measured CPU time of every process is summed too, and the larger of the two numbers counts."""
 
     def __init__(self) -> None:
-        self._earlier = _seconds_of_the_dead()
+        self._earlier = _reaped_seconds()
         self._seen: dict[str, int] = {}
         self._gone = 0
 
@@ -390,11 +394,11 @@ class _Clock:
         self._gone += sum(ticks for process, ticks in self._seen.items() if process not in used.ticks)
         self._seen = used.ticks
         seen = (self._gone + sum(used.ticks.values())) / _TICKS_PER_SECOND
-        return max(seen, used.seconds + _seconds_of_the_dead() - self._earlier)
+        return max(seen, used.seconds + _reaped_seconds() - self._earlier)
 
 
-def _seconds_of_the_dead() -> float:
-    """Processor time of all that this process has taken away so far."""
+def _reaped_seconds() -> float:
+    """CPU time of all processes that this process has reaped so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

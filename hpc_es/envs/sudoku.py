@@ -1,9 +1,9 @@
-"""Sudoku as an agent plays it: one cell a turn, every turn a fresh prompt, no undo.
+"""Sudoku for agents: one cell per turn, a new prompt every turn, no undo.
 
 Protocol of Agentic ESOpt (9x9, `blanks` empty cells = the minimum successful horizon H*, at most 3 * blanks turns):
-the prompt shows rules, current board, empty cells and the last feedback, and no history. Refused with feedback, at
-the cost of a turn: an answer in no known format, a given, a filled cell. Any digit in an empty cell is accepted, also
-one that breaks a rule, and cannot be undone. Reward 1 when the final grid is valid and keeps the givens.
+the prompt shows rules, current board, empty cells and the last feedback, but no history. An answer in an unknown format
+or for a given or filled cell is refused with feedback and costs a turn. Any digit in an empty cell is accepted, even if
+it breaks a rule, and cannot be undone. Reward is 1 if the final grid is valid and keeps the givens.
 
 Invariant: givens and filled cells never change within an episode.
 """
@@ -25,7 +25,7 @@ from hpc_es.errors import ConfigError, EnvError
 
 TURNS_PER_BLANK = 3
 DEFAULT_BLANKS = {4: 3, 9: 5}
-"""By size."""
+"""Default number of empty cells by size."""
 EXAMPLES_SEED = 99
 
 
@@ -49,20 +49,22 @@ class Sudoku(Env):
     ) -> None:
         """Puzzles come from the generator, or from `path`.
 
-        blanks: empty cells per puzzle, H*; default 5 (9x9) or 3 (4x4), with `path` every puzzle of the file.
-        num_tasks: default 256, with `path` every puzzle that fits.
-        path: JSON lines with `puzzle` and `solution`; `{split}` in it stands for the split.
-        action: `move` is `set <row> <col> <value>`; in `digit` the prompt names the next empty cell, row by row,
-            and the answer is its digit, one of `choices`: one token, for small models.
-        prompt: `short` is for small models: the board and the empty cells without the rules, or, where the prompt
-            names the cell (`digit`), what its row, its column and its box already hold.
-        examples: solved ones (other puzzles, the same in every prompt) ahead of a short prompt.
-        partial_credit: reward is the share of blanks that are filled correctly, instead of 1 or 0.
+        size: side of the grid, 4 or 9.
+        blanks: empty cells per puzzle, H*; default 5 (9x9) or 3 (4x4), or with `path` all puzzles of the file.
+        num_tasks: number of puzzles; default 256, or with `path` all that match.
+        seed: seed of the generator.
+        path: JSON-lines file with `puzzle` and `solution`; `{split}` in the path stands for the split.
+        action: with `move` an answer is `set <row> <col> <value>`. With `digit` the prompt names the next empty cell,
+            row by row, and the answer is its digit, one of `choices`: a single token, for small models.
+        prompt: `short` is for small models. It shows the board and the empty cells without the rules, or with
+            action=digit the digits that the cell's row, column and box already hold.
+        examples: number of solved examples (other puzzles, the same in every prompt) before a short prompt.
+        partial_credit: whether the reward is the share of blanks that are filled correctly, instead of 1 or 0.
         """
         self._action = action
         self._prompt = prompt
         if examples and prompt == "full":
-            raise ConfigError(f"option examples={examples}: only a short prompt has examples; set prompt: short")
+            raise ConfigError(f"option examples={examples} needs a short prompt; set prompt: short")
         self._examples = _examples(size, examples, action)
         self._partial_credit = partial_credit
         if path is None:
@@ -97,14 +99,14 @@ class Sudoku(Env):
         return StepResult(None, reward, terminated, truncated, success=solved, invalid=refusal)
 
     def facts(self, task: int) -> TaskFacts:
-        """A puzzle is called what its file calls it, or by its givens, row by row; H* is to fill every blank once."""
+        """The puzzle's name in its file, or its givens row by row; H* is the number of blanks."""
         super().facts(task)
         puzzle = self._puzzles[task]
         givens = "".join(str(digit or ".") for digit in puzzle.givens)
         return TaskFacts(puzzle.name or givens, horizon=len(puzzle.blanks))
 
     def _play(self, text: str) -> bool:
-        """Make the move that the answer asks for and note the feedback; True when it is refused."""
+        """Play the move in the answer and store the feedback; return True if it is refused."""
         size = self._puzzle.size
         move = self._read(text)
         if move is None:
@@ -158,7 +160,7 @@ def _from_file(path: Path, size: int, blanks: int | None, split: Split, count: i
     found = tuple(puzzle for puzzle in puzzles.read(path, blanks, split) if puzzle.size == size)
     wanted = f"{size}x{size} puzzles" + (f" with {blanks} blanks" if blanks is not None else "")
     if not found:
-        raise ConfigError(f"option path={path}: no {wanted} of split {split} in it")
+        raise ConfigError(f"option path={path}: the file has no {wanted} of split {split}")
     if count is not None and count > len(found):
         raise ConfigError(f"option num_tasks={count}: {path} has {len(found)} {wanted} of split {split}")
     return found[:count]
@@ -179,9 +181,9 @@ _LONE_DIGIT = re.compile(r"(?<!\w)\d(?!\w)", re.ASCII)
 
 
 def parse_move(text: str) -> tuple[int, int, int] | None:
-    """Row, column and value of the LAST move in an answer, out of range or not; None where there is none.
+    """Row, column and value of the last move in an answer, even if out of range; None if there is no move.
 
-    The last, because models that reason end with their choice. Taken in any case and inside any prose:
+    The last move counts, because models that reason end with their choice. Case and surrounding text do not matter:
     `set 1 2 3`, `SET(1, 2, 3)`, `set row 1 col 2 value 3`, `set (1,2) = 3`, `r1c2=3`,
     `{"row": 1, "col": 2, "value": 3}`.
     """
@@ -193,7 +195,7 @@ def parse_move(text: str) -> tuple[int, int, int] | None:
 
 
 def parse_digit(text: str) -> int | None:
-    """The last digit that stands alone in an answer."""
+    """The last digit in an answer that is not part of a longer number or word."""
     found = _LONE_DIGIT.findall(text)
     return int(found[-1]) if found else None
 
@@ -239,7 +241,7 @@ def _short_prompt(grid: Sequence[int], size: int, action: str) -> str:
 
 @lru_cache
 def _examples(size: int, count: int, action: str) -> str:
-    """Puzzles of the training split with the first empty cell filled in."""
+    """Examples for a short prompt: puzzles of the training split with the digit of their first empty cell."""
     text = ""
     for puzzle in puzzles.generate(size, DEFAULT_BLANKS[size], "train", EXAMPLES_SEED, count):
         cell = puzzle.blanks[0]

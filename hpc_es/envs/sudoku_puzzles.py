@@ -1,4 +1,4 @@
-"""Sudoku puzzles: solving, generating, reading.
+"""Solve, generate and read Sudoku puzzles.
 
 Invariant: a generated puzzle has exactly one solution, and its solved grid alone decides which split it belongs to:
 whatever the seeds, no solved grid of a held-out task ever appears in training.
@@ -24,11 +24,11 @@ Split = Literal["train", "eval"]
 
 SIZES = (4, 9)
 MAX_BLANKS = {4: 10, 9: 50}
-"""By size; what digging reaches quickly from any solved grid or the next."""
+"""Most empty cells by size: as many as the generator reaches quickly from almost any solved grid."""
 EVAL_SHARE = 4
-"""One solved grid in so many is held out."""
+"""One solved grid in EVAL_SHARE is held out."""
 MAX_REPEATS = 1000
-"""Puzzles in a row that were all seen before: the split has no more of them."""
+"""After this many known puzzles in a row, the split is taken to have no more."""
 
 _one_at_a_time = threading.Lock()
 
@@ -39,7 +39,7 @@ class Puzzle:
     givens: Grid
     solution: Grid
     name: str = field(default="", compare=False)
-    """What a file calls it."""
+    """Name of the puzzle in its file."""
 
     @property
     def blanks(self) -> tuple[int, ...]:
@@ -59,26 +59,26 @@ def units(size: int) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache
-def _homes(size: int) -> tuple[tuple[int, ...], ...]:
-    """For each cell, the numbers of its row, column and box among the units."""
+def _units_of_cells(size: int) -> tuple[tuple[int, ...], ...]:
+    """For each cell, the indices of its row, column and box among the units."""
     return tuple(tuple(k for k, unit in enumerate(units(size)) if cell in unit) for cell in range(size * size))
 
 
 @lru_cache
-def _left(size: int) -> tuple[tuple[int, ...], ...]:
-    """For each set of digits, as the bits of its index, the others."""
+def _other_digits(size: int) -> tuple[tuple[int, ...], ...]:
+    """For each set of digits, given as the bits of an index, the digits that are not in it."""
     return tuple(tuple(d for d in range(1, size + 1) if not taken >> d & 1) for taken in range(2 << size))
 
 
 def is_solved(grid: Grid, size: int) -> bool:
-    """Every row, column and box holds every digit once."""
+    """Whether every row, column and box holds every digit once."""
     digits = set(range(1, size + 1))
     return all({grid[cell] for cell in unit} == digits for unit in units(size))
 
 
 def solutions(grid: Grid, size: int, rng: random.Random | None = None) -> Iterator[Grid]:
-    """Every solution, one after the other; in random order when `rng` is given."""
-    cells, homes, left = list(grid), _homes(size), _left(size)
+    """Iterate over all solutions, in random order if `rng` is given."""
+    cells, homes, left = list(grid), _units_of_cells(size), _other_digits(size)
     taken = [sum({1 << grid[cell] for cell in unit if grid[cell]}) for unit in units(size)]
 
     def options(cell: int) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def solutions(grid: Grid, size: int, rng: random.Random | None = None) -> Iterat
         return left[taken[row] | taken[column] | taken[box]]
 
     def put(cell: int, digit: int) -> None:
-        """Or take it away again."""
+        """Put a digit into a cell, or remove it if it is there."""
         for unit in homes[cell]:
             taken[unit] ^= 1 << digit
 
@@ -96,7 +96,7 @@ def solutions(grid: Grid, size: int, rng: random.Random | None = None) -> Iterat
             yield tuple(cells)
             return
         choices = list(map(options, empty))
-        digits = min(choices, key=len)  # fewest options first: the search hardly ever goes back
+        digits = min(choices, key=len)  # fewest options first, so that the search rarely backtracks
         cell = empty[choices.index(digits)]
         for digit in shuffled(digits, rng) if rng else digits:
             cells[cell] = digit
@@ -114,7 +114,7 @@ def has_one_solution(grid: Grid, size: int) -> bool:
 
 
 def shuffled(items: Sequence[int], rng: random.Random) -> list[int]:
-    """Fisher-Yates. Built on `random()`, the only method whose values Python promises to keep between versions."""
+    """A Fisher-Yates shuffle that uses only `random()`, whose values Python keeps the same between versions."""
     order = list(items)
     for last in range(len(order) - 1, 0, -1):
         other = int(rng.random() * (last + 1))
@@ -129,11 +129,11 @@ def split_of(solution: Grid) -> Split:
 
 
 def generate(size: int, blanks: int, split: Split, seed: int, count: int) -> tuple[Puzzle, ...]:
-    """`count` different puzzles of a split; the first k are the same for every count.
+    """Generate `count` different puzzles of a split; the first k are the same for every count.
 
     Errors: ConfigError when the split has fewer.
     """
-    with _one_at_a_time:  # environments are made in many threads at once: one draws, the others wait for its puzzles
+    with _one_at_a_time:  # many threads create environments at once: one generates, the others use its puzzles
         return _generate(size, blanks, split, seed, count)
 
 
@@ -148,8 +148,8 @@ def _generate(size: int, blanks: int, split: Split, seed: int, count: int) -> tu
         seen.setdefault(puzzle.givens, puzzle)
         if repeats > MAX_REPEATS:
             raise ConfigError(
-                f"num_tasks={count}: there are about {len(seen)} {size}x{size} puzzles with {blanks} blanks in the "
-                f"{split} split; ask for fewer tasks or more blanks"
+                f"num_tasks={count}: the {split} split has only about {len(seen)} {size}x{size} puzzles with {blanks} "
+                "blanks; use fewer tasks or more blanks"
             )
     return tuple(seen.values())
 
@@ -164,7 +164,7 @@ def _draw(size: int, blanks: int, split: Split, rng: random.Random) -> Puzzle:
 
 
 def _dig(solution: Grid, size: int, blanks: int, rng: random.Random) -> Grid | None:
-    """Empty `blanks` cells and keep the solution unique; None when this order of cells does not lead there."""
+    """Empty `blanks` cells and keep the solution unique; None if this order of cells does not allow it."""
     grid = solution
     for cell in shuffled(list(range(size * size)), rng):
         if grid.count(0) == blanks:
@@ -177,9 +177,9 @@ def _dig(solution: Grid, size: int, blanks: int, rng: random.Random) -> Grid | N
 
 @lru_cache(maxsize=16)
 def read(path: Path, blanks: int | None, split: Split) -> tuple[Puzzle, ...]:
-    """Puzzles of a JSON-lines file with `puzzle` and `solution` as rows of digits, 0 for empty, in the file's order.
+    """Read puzzles from a JSON-lines file with `puzzle` and `solution` as rows of digits, 0 for empty, in file order.
 
-    Kept are those with `blanks` empty cells (None: all) whose `split`, where a line has one, is `split`.
+    Only puzzles with `blanks` empty cells (None: all) are kept, and where a line has a `split`, only those of `split`.
     Errors: ConfigError naming file and line.
     """
     try:
@@ -196,8 +196,8 @@ def read(path: Path, blanks: int | None, split: Split) -> tuple[Puzzle, ...]:
             kept = record.get("split", split) == split and blanks in (None, len(puzzle.blanks))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
-                f"{path}, line {number}: {error!r}; each line is an object with `puzzle` and `solution`, "
-                "rows of digits with 0 for empty, and the solution is a correct one that keeps the givens"
+                f"{path}, line {number}: {error!r}; each line must be an object with `puzzle` and `solution`, rows of "
+                "digits with 0 for empty, and the solution must be correct and keep the givens"
             ) from error
         if kept:
             found.append(puzzle)

@@ -1,11 +1,11 @@
 """The games of TextWorldExpress (Jansen & Cote, 2022): find a coin, cook a meal, sort, tidy up, read a map.
 
-Rules, games and scores are the package's (textworld-express 1.1); the prompt is ours. Reward is the game's score, a
-number up to 1: each step gives what the score has gained or lost, so that an episode's reward is its last score. A
-game that is failed scores -1. Success is the game's own.
+Rules, games and scores come from the package (textworld-express 1.1); the prompt is our own. The reward is the game's
+score, at most 1: each step's reward is the change of the score, so that an episode's reward is its final score. A
+failed game scores -1. Success is defined by the game.
 
-Invariant: a task is a seed of one fold of the package's own, so no task is in two splits; the same task and answers
-give the same episode. All environments of a process share one Java virtual machine.
+Invariant: a task is a seed of one of the package's folds, so no task is in two splits; the same task and answers give
+the same episode. All environments of a process share one Java virtual machine.
 """
 
 from typing import Annotated, Any, Literal
@@ -19,9 +19,9 @@ from hpc_es.errors import ConfigError, EnvError
 Game = Literal["arithmetic", "coin", "cookingworld", "mapreader", "peckingorder", "simonsays", "sorting", "twc"]
 FOLDS = {"train": "train", "eval": "dev", "test": "test"}
 ALWAYS_SHOWN = frozenset(("inventory", "look around", "task"))
-"""Actions that would tell what the prompt says anyway."""
+"""Actions that only repeat what the prompt already says, so they are not offered."""
 MAX_QUOTE = 80
-"""Characters of a refused answer that the prompt repeats."""
+"""Most characters of a refused answer that the prompt repeats."""
 
 
 class TextWorldExpress(Env):
@@ -38,15 +38,19 @@ class TextWorldExpress(Env):
         history: Annotated[int, Field(ge=0)] = 0,
         reward: Literal["score", "success"] = "score",
     ) -> None:
-        """Errors: ConfigError when Java or the package is missing, or for parameters that the game does not have.
+        """Games come from the package textworld-express.
 
-        game_params: the package's, e.g. {numLocations: 3, includeDoors: 0} of coin; switches are 0 or 1.
+        game: name of the game.
+        game_params: the game's parameters, e.g. {numLocations: 3, includeDoors: 0} for coin; switches are 0 or 1.
         split: `eval` is the package's fold dev.
-        num_tasks: default all of the fold, 1,000.
-        actions: `rank` offers what the game admits, `free` reads text and refuses, at the cost of a turn, what the game
-            does not admit; the prompt then lists what it does.
-        history: past turns in the prompt.
-        reward: `success` is 1 for a game that is won, and else 0.
+        num_tasks: by default all games of the fold, 1,000.
+        max_turns: most turns per episode.
+        actions: with `rank` the model ranks the game's valid actions; with `free` the prompt lists them, the action is
+            read from text, and an invalid one is refused and costs a turn.
+        history: number of past turns in the prompt.
+        reward: `success` is 1 for a game that is won, else 0.
+
+        Errors: ConfigError when Java or the package is missing, or for parameters that the game does not have.
         """
         self._params = ",".join(f"{key}={value}" for key, value in (game_params or {}).items())
         self._name, self._fold = game, FOLDS[split]
@@ -82,11 +86,11 @@ class TextWorldExpress(Env):
         truncated = not terminated and self._turn == self._max_turns
         self._running = not (terminated or truncated)
         gained = self._score - before if self._reward == "score" else float(success)
-        observation = self._observe(self._said(text, action)) if self._running else None
+        observation = self._observe(self._feedback(text, action)) if self._running else None
         return StepResult(observation, gained, terminated, truncated, success=success, invalid=action is None)
 
     def facts(self, task: int) -> TaskFacts:
-        """Horizons are known of mapreader without doors, simonsays and sorting, from how a game was made."""
+        """Facts about a game; horizons are known for simonsays, sorting and mapreader without doors."""
         super().facts(task)
         named = " ".join(filter(None, (self._name, self._params)))
         return TaskFacts(f"{named} seed {self._seeds[task]}", self._horizon(self._seeds[task]))
@@ -97,30 +101,30 @@ class TextWorldExpress(Env):
     def _horizon(self, seed: int) -> int | None:
         if self._name not in _HORIZONS:
             return None
-        game = twx_jvm.open_game(self._name, self._params)  # of its own: an episode may be running
+        game = twx_jvm.open_game(self._name, self._params)  # a separate game, because an episode may be running
         try:
             return _HORIZONS[self._name](game.properties(seed, self._fold))
         finally:
             game.close()
 
     def _admitted(self) -> tuple[str, ...]:
-        """In an order that does not depend on Java's."""
+        """The valid actions, sorted, because Java's order may vary."""
         valid = set(self._state["validActions"])
         return tuple(sorted(valid - ALWAYS_SHOWN or valid))
 
     def _read(self, text: str) -> str | None:
-        """The action that an answer names; None for what the game does not admit now."""
+        """The action that an answer names; None if it is not valid now."""
         admitted = {action.lower(): action for action in self._state["validActions"]}
         return admitted.get(" ".join(text.split()).strip("> .").lower())
 
-    def _said(self, text: str, action: str | None) -> str:
-        """What became of an answer; a history has the answer itself."""
+    def _feedback(self, text: str, action: str | None) -> str:
+        """Feedback on an answer; with a history an accepted action is not repeated."""
         if action is None:
             return f"Not possible here: {' '.join(text.split())[:MAX_QUOTE]}"
         return "" if self.history else f"You chose: {action}"
 
     def _observe(self, happened: str) -> Observation:
-        """What the model sees: the task, what became of its last action, the place, and what it carries."""
+        """The prompt: the task, the result of the last action, the surroundings, and the inventory."""
         state, admitted = self._state, self._admitted()
         parts = [happened, state["observation"]]
         if state["look"] != state["observation"]:
@@ -138,13 +142,13 @@ class TextWorldExpress(Env):
         return Observation(messages, admitted if self._actions == "rank" else None)
 
 
-def _of_map(properties: Any) -> int | None:
-    """There, take, back, put."""
+def _map_horizon(properties: Any) -> int | None:
+    """Horizon of mapreader: the way to the coin, take it, the way back, put it down."""
     return None if properties["includeDoors"] else 2 * properties["actualDistanceApart"] + 2
 
 
 _HORIZONS = {
-    "mapreader": _of_map,
+    "mapreader": _map_horizon,
     "simonsays": lambda properties: properties["gameLength"],
     "sorting": lambda properties: 2 * properties["hidden_problemsize"],
 }

@@ -1,12 +1,12 @@
-"""The Java virtual machine that TextWorldExpress runs in: one per process, shared by all its environments.
+"""The Java virtual machine that runs TextWorldExpress: one per process, shared by all its environments.
 
 Invariant: it never outlives the process that started it, however that ends. Java exits at the end of its standard
-input, and the other end of that pipe is held by this process alone; signals that are meant for a job do not reach it.
-It listens on a free port of the loopback address, and answers only who has the secret that it made up.
+input, and only this process holds the other end of that pipe; signals sent to the job do not reach Java. It listens on
+a free port of the loopback address and requires a secret that it generates.
 
-Measured on two busy cores (tools/bench/twx.py, game coin): from nothing to the first prompt 0.8 s, of which 0.5 s are
-CPU time; 62 MiB then, 178 MiB with 64 episodes at once and hardly more after 1,000; a step 1 ms alone, and 380 to
-710 steps a second in all.
+Measured on two busy cores (tools/bench/twx.py, game coin): 0.8 s from the start to the first prompt, 0.5 s of it CPU
+time; 62 MiB of memory then, 178 MiB with 64 episodes at once and hardly more after 1,000; one step takes 1 ms alone,
+and the total is 380 to 710 steps per second.
 """
 
 import json
@@ -23,28 +23,29 @@ from typing import Any
 from hpc_es.errors import ConfigError, EnvError
 
 HEAP_MIB = 128
-"""Of the whole virtual machine; a game takes well below one."""
+"""Heap of the whole virtual machine in MiB; one game takes well below 1 MiB."""
 STOP_SECONDS = 5.0
 
 _OPTIONS = (
     f"-Xmx{HEAP_MIB}m",
     "-XX:+ExitOnOutOfMemoryError",
     "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",  # the second compiler takes memory and a core, and games last milliseconds
-    "-XX:ActiveProcessorCount=1",  # sizes Java's own pools; games run in as many threads as ask for them
-    "-XX:-UsePerfData",  # no files in /tmp, in the working directory, or of the memory
+    "-XX:TieredStopAtLevel=1",  # the second compiler takes memory and a core, but games last milliseconds
+    "-XX:ActiveProcessorCount=1",  # limits Java's own thread pools, not the threads that run games
+    "-XX:-UsePerfData",  # no files in /tmp or the working directory, and no memory dumps
     "-XX:ErrorFile=/dev/null",
     "-XX:-CreateCoredumpOnCrash",
 )
-_DEAF = 'trap "" HUP INT TERM USR1 USR2; exec "$@"'
-"""Java keeps ignoring what its parent ignored. USR2 (time is short) would abort it, INT would end it before us."""
+_IGNORE_SIGNALS = 'trap "" HUP INT TERM USR1 USR2; exec "$@"'
+"""Starts Java with the job's signals ignored, which it inherits. SIGUSR2 (the job's time limit is near) would abort
+Java, and SIGINT would end it before this process."""
 
 State = Mapping[str, Any]
-"""What a game says after a step: observation, look, inventory, validActions, score, tasksuccess, taskfailure."""
+"""A game's state after a step: observation, look, inventory, validActions, score, tasksuccess, taskfailure."""
 
 
 class Game:
-    """One game at a time; from any thread, but one call at once."""
+    """Plays one game at a time. May be called from any thread, but not from two at once."""
 
     def __init__(self, jvm: "_Jvm", name: str, params: str) -> None:
         self._jvm, self._name = jvm, name
@@ -55,16 +56,16 @@ class Game:
             raise ConfigError(refusal.strip())
 
     def seeds(self, fold: str) -> list[int]:
-        """Of a fold: train, dev or test."""
+        """The seeds of a fold: train, dev or test."""
         listed = self._jvm.call(getattr(self._interface, f"getSeeds{fold.capitalize()}"))
         try:
-            seeds: list[int] = json.loads(self._jvm.call(listed.toString))  # one call, not one for each
+            seeds: list[int] = json.loads(self._jvm.call(listed.toString))  # one call for all seeds
             return seeds
         finally:
             self._jvm.forget(listed)
 
     def start(self, seed: int, fold: str) -> tuple[str, State]:
-        """(the task in the game's words, what it shows first)."""
+        """Start a game; return its task description and first state."""
         self._jvm.has_played = True
         with self._jvm.alone(self):
             self._begun, self._done = (seed, fold), []
@@ -81,20 +82,20 @@ class Game:
             return self._step(action)
 
     def properties(self, seed: int, fold: str) -> Mapping[str, int]:
-        """By what numbers a game was made; it takes the place of the one that is running."""
+        """The numbers that a game was generated from. Generating it replaces the running game."""
         with self._jvm.alone(self):
             self._start(seed, fold)
         properties: dict[str, int] = json.loads(self._jvm.call(self._interface.getGenerationPropertiesJSON))
         return properties
 
     def close(self) -> None:
-        """Free what Java holds of it."""
+        """Release the game's memory in Java."""
         self._jvm.forget(self._interface)
         _leave(self._jvm)
 
     @property
     def shares_objects(self) -> bool:
-        """The things of a sorting problem exist once in Java: a game that starts takes them out of all others."""
+        """Whether games share objects in Java: a new sorting game takes its objects out of all other games."""
         return self._name == "sorting"
 
     def _start(self, seed: int, fold: str) -> State:
@@ -119,14 +120,14 @@ class _Jvm:
         java = _java()
         command = [java, *_OPTIONS, "-cp", classpath, "py4j.GatewayServer"]
         self.process = subprocess.Popen(
-            ["sh", "-c", _DEAF, "sh", *command, "--die-on-broken-pipe", "--enable-auth", "0"],
+            ["sh", "-c", _IGNORE_SIGNALS, "sh", *command, "--die-on-broken-pipe", "--enable-auth", "0"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
-            cwd=folder,  # where the games look for their data
-            env={**os.environ, "_JAVA_SR_SIGNUM": "40"},  # Java suspends threads by USR2 unless told otherwise
+            cwd=folder,  # the games look for their data here
+            env={**os.environ, "_JAVA_SR_SIGNUM": "40"},  # by default Java uses SIGUSR2 to suspend threads
         )
         self.gateway = self._connect(java)
         self.num_games = 0
@@ -139,18 +140,18 @@ class _Jvm:
 
         assert self.process.stdout is not None
         said = []
-        for line in self.process.stdout:  # it may say something before the port and the secret
+        for line in self.process.stdout:  # it may print other lines before the port and the secret
             if line.strip().isdecimal():
                 break
             said.append(line.strip())
         else:
             raise EnvError(
-                f"{java} ended before it served TextWorldExpress: {' '.join(said[-5:]) or 'it said nothing'}; "
-                f"check that `java -version` works there and that {HEAP_MIB} MiB are left for it"
+                f"{java} ended before it served TextWorldExpress: {' '.join(said[-5:]) or 'no output'}; "
+                f"check that `java -version` works there and that {HEAP_MIB} MiB of memory are free"
             )
         secret = self.process.stdout.readline().strip()
         threading.Thread(target=deque, args=(self.process.stdout, 0), daemon=True, name="twx-output").start()
-        # Memory is freed by us: collected objects would call Java from whatever thread they are collected in.
+        # We free Java's memory ourselves: py4j's garbage collection would call Java from arbitrary threads.
         parameters = GatewayParameters(port=int(line), auth_token=secret, enable_memory_management=False)
         return JavaGateway(gateway_parameters=parameters)
 
@@ -160,8 +161,8 @@ class _Jvm:
 
     @contextmanager
     def alone(self, game: Game) -> Iterator[bool]:
-        """Whether another game has touched this one's objects since it was alone with them last; that one is then
-        played again from its start, which takes milliseconds."""
+        """Lock the games that share objects; yield whether another game has changed this one's objects since the last
+        time. The caller then replays this game from its start, which takes milliseconds."""
         if not game.shares_objects:
             yield False
             return
@@ -182,7 +183,7 @@ class _Jvm:
             raise EnvError(f"the Java of TextWorldExpress ended ({how}); the next episode starts a new one") from error
 
     def forget(self, reference: Any) -> None:
-        """Java frees an object. One that does not answer has freed everything: what is over is not undone by that."""
+        """Make Java free an object. Errors are ignored, because a Java that does not answer has ended and freed all."""
         from py4j.protocol import Py4JError
 
         try:
@@ -191,7 +192,7 @@ class _Jvm:
             self._end()
 
     def _end(self) -> int:
-        """Its exit status; one that lost a connection and still runs is of no use."""
+        """Kill Java if it still runs, because it is useless without a connection; return its exit status."""
         self.process.kill()
         return self.process.wait()
 
@@ -211,9 +212,9 @@ _shared: _Jvm | None = None
 
 
 def open_game(name: str, params: str) -> Game:
-    """A game of this process's virtual machine, which is started where none is running.
+    """Open a game in this process's virtual machine, which is started if none is running.
 
-    Errors: ConfigError for a game or parameters that do not exist, or when Java or the package is missing; EnvError.
+    Errors: ConfigError for an unknown game or parameter, or when Java or the package is missing; EnvError.
     """
     global _shared
     with _lock:
@@ -229,7 +230,8 @@ def open_game(name: str, params: str) -> Game:
 
 
 def _leave(jvm: _Jvm) -> None:
-    """A game is closed. A virtual machine that nobody played in ends with its last: heads only count tasks."""
+    """Note that a game was closed. If none was ever played, the virtual machine ends with the last game, because this
+    process only counts tasks."""
     global _shared
     with _lock:
         jvm.num_games -= 1
@@ -244,14 +246,14 @@ def _java() -> str:
     if java is None:
         missing = f"JAVA_HOME={home} has no bin/java" if home else "no java is on PATH"
         raise ConfigError(
-            f"TextWorldExpress runs in Java, and {missing}: install one (apt install default-jre-headless, or module "
+            f"TextWorldExpress runs in Java, but {missing}: install it (apt install default-jre-headless, or module "
             "load java), or set JAVA_HOME"
         )
     return java
 
 
 def _package() -> tuple[str, Path]:
-    """(classpath, folder of the games' data)."""
+    """The classpath, and the folder with the games' data."""
     try:
         from py4j.java_gateway import find_jar_path
         from textworld_express.constants import BASEPATH, JAR_PATH  # type: ignore[import-untyped]

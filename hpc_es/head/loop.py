@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from hpc_es import __version__, methods
+from hpc_es import methods
 from hpc_es.config.load import config_digest, load, refuse_another
 from hpc_es.config.schema import Config
 from hpc_es.envs.manifest import recorded_tasks
@@ -71,6 +71,7 @@ from hpc_es.transport.backends import NOTHING, choose_backend, own_offer
 from hpc_es.transport.collective import EpochFailed, EpochUp, HeadCollective
 from hpc_es.transport.control import HeadServer
 from hpc_es.transport.messages import AnyMessage, DrainRequest, Leave, StatusRequest, StopRequest
+from hpc_es.version import __version__
 
 log = logging.getLogger(__name__)
 

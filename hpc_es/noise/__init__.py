@@ -41,7 +41,7 @@ __all__ = [
 
 
 class Kernels(Protocol):
-    """The passes over one tensor; reference.py documents them. `start` is a multiple of BLOCK except in noise."""
+    """The passes over one tensor, documented in reference.py. `start` is a multiple of BLOCK, except in `noise`."""
 
     def noise(self, seed: int, ident: int, start: int, count: int) -> Array: ...
 
@@ -72,7 +72,7 @@ class Kernels(Protocol):
 
 @cache
 def kernels() -> Kernels:
-    """Compiled kernels where numba is installed, otherwise the reference: equal bits, about fifty times slower."""
+    """The compiled kernels, or the reference where numba is not installed: same bits, about fifty times slower."""
     try:
         from hpc_es.noise import cpu
     except ModuleNotFoundError as error:
@@ -85,10 +85,10 @@ def kernels() -> Kernels:
 def noise(seed: int, name: str, start: int, count: int) -> Array:
     """Table values T (int16 [count]; eps = T / 4096) of elements start .. start + count - 1 of the tensor `name`.
 
-    Errors: ConfigError when the seed is no 64-bit unsigned integer, or the range is negative.
+    Errors: ConfigError when the seed is not an unsigned 64-bit integer, or the range is negative.
     """
     if not 0 <= seed < 2**64:
         raise ConfigError(f"the noise seed {seed} must be from 0 to 2^64 - 1")
     if start < 0 or count < 0:
-        raise ConfigError(f"noise of elements from {start}, {count} of them: neither may be negative")
+        raise ConfigError(f"start={start} and count={count} must not be negative: they select elements of a tensor")
     return kernels().noise(int(seed), tensor_id(name), int(start), int(count))

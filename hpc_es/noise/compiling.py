@@ -1,6 +1,7 @@
-"""How kernels are compiled: ahead of their first call, for exact types, without fused or reordered arithmetic.
+"""Compile kernels before their first call, for exact types, without fused or reordered arithmetic.
 
-The cache knows a kernel by its own source file alone: whatever a kernel calls stands in the same file as the kernel.
+numba's cache watches only the source file of the kernel itself. Every function that a kernel calls must therefore be in
+the same file, or a change to it would leave a stale kernel in the cache.
 """
 
 import logging
@@ -14,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def compiled(*arguments: types.Type, cache: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Compile for exactly these argument types, cached beside the source or in the user's cache folder if it can be."""
+    """Compile for exactly these argument types; cache beside the source or in the user's cache folder if possible."""
     options = {"nogil": True, "fastmath": False, "error_model": "numpy"}
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -22,13 +23,13 @@ def compiled(*arguments: types.Type, cache: bool = True) -> Callable[[Callable[.
         if cache:
             try:
                 return numba.njit(signature, cache=True, **options)(function)
-            except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:  # no folder, or a torn entry
-                log.warning("%s is compiled without a cache, which takes seconds: %s", function.__name__, error)
+            except (RuntimeError, OSError, EOFError, pickle.UnpicklingError) as error:  # no folder, or a damaged entry
+                log.warning("compiling %s without a cache, which takes seconds: %s", function.__name__, error)
         return numba.njit(signature, **options)(function)
 
     return decorate
 
 
 def vector(element: types.Type) -> types.Type:
-    """A contiguous array of one dimension."""
+    """The numba type of a contiguous one-dimensional array."""
     return types.Array(element, 1, "C")

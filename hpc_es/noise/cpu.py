@@ -1,7 +1,7 @@
-"""The passes of reference.py for the CPU, over contiguous numpy arrays: equal to it bit for bit.
+"""The passes of reference.py for the CPU, over contiguous numpy arrays, with the same bits.
 
-Invariant: results do not depend on how a tensor is cut, as long as cuts fall on blocks. `start` is a multiple of BLOCK,
-except for noise. All passes release the GIL; callers bring the threads.
+Invariant: results do not depend on how a tensor is split, as long as it is split between blocks. `start` is a multiple
+of BLOCK, except in `noise`. All passes release the GIL; the caller provides the threads.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _NONE = np.empty(0, np.float32)
 
 
 def noise(seed: int, ident: int, start: int, count: int) -> Array:
-    """As reference.noise."""
+    """See reference.noise."""
     first, last = start // BLOCK, -(-(start + count) // BLOCK)
     out = np.empty(BLOCK * (last - first), np.int16)
     noise_kernel(out, np.uint64(ident), np.uint64(seed), first, table())
@@ -33,7 +33,7 @@ def noise(seed: int, ident: int, start: int, count: int) -> Array:
 def perturb(
     theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0, rows: Rows | None = None
 ) -> int:
-    """As reference.perturb; contiguous arrays."""
+    """See reference.perturb; arrays must be contiguous."""
     kind = {"f": FLOAT32, "H": BFLOAT16, "e": FLOAT16}[out.dtype.char]
     out32 = out if kind == FLOAT32 else np.empty(0, np.float32)
     out16 = np.empty(0, np.uint16) if kind == FLOAT32 else out.view(np.uint16)
@@ -55,7 +55,7 @@ def update(
     state: Sequence[State] = (),
     rows: Rows | None = None,
 ) -> Trace:
-    """As reference.update: all versions in one pass over theta and state; contiguous."""
+    """See reference.update; applies all versions in one pass. Arrays must be contiguous."""
     digests, squares = np.zeros(len(updates), np.uint64), np.zeros(len(updates))
     m, v = [*(s.values for s in state), _NONE, _NONE][:2]
     none = [0] * max((len(version.seeds) for version in updates), default=0)
@@ -78,7 +78,7 @@ def update(
 
 
 def digest(theta: Array, ident: int, *, start: int = 0, rows: Rows | None = None) -> int:
-    """As reference.digest; contiguous."""
+    """See reference.digest; theta must be contiguous."""
     total = np.zeros(1, np.uint64)
     digest_kernel(theta.view(np.uint32), np.uint64(ident), start // BLOCK, *_rows(theta, rows), total)
     return int(total[0])

@@ -1,8 +1,9 @@
-"""What cpu.py runs, compiled by numba: one streaming pass over a run of blocks, or over rows of them.
+"""The numba kernels behind cpu.py: each is one streaming pass over a run of blocks, or over rows of blocks.
 
-Invariant: nothing here is fused or reordered (fastmath off; fp32 multiply, then fp32 add). All kernels release the GIL.
+Invariant: no arithmetic is fused or reordered (fastmath off; fp32 multiply, then fp32 add). All kernels release the
+GIL.
 
-Work goes tile by tile, so that every intermediate stays in the cache. Within a tile the Philox rounds run over
+Kernels work tile by tile, so that every intermediate stays in the cache. Within a tile the Philox rounds run over
 arrays of counters, which LLVM turns into vector instructions; only the table look-up is scalar.
 """
 
@@ -47,7 +48,7 @@ def _philox(blocks, key, low, high, words):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def _prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
-    """Begin to bring array[index] into the cache; harmless past the array's end."""
+    """Start loading array[index] into the cache; harmless past the array's end."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         byte_pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -55,7 +56,7 @@ def _prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
         address = builder.bitcast(builder.gep(data, [arguments[1]]), byte_pointer)
         function = ir.FunctionType(ir.VoidType(), [byte_pointer, i32, i32, i32])
         prefetch = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0i8")
-        builder.call(prefetch, [address, i32(0), i32(3), i32(1)])  # to read, keep in all levels, data
+        builder.call(prefetch, [address, i32(0), i32(3), i32(1)])  # for reading, in all cache levels, data
         return context.get_dummy_value()
 
     return types.none(array, types.intp), generate
@@ -65,7 +66,7 @@ def _prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
 def _look_up(words, slots, gauss, values, ahead):  # type: ignore[no-untyped-def]
     """Write the eight table values of the j-th counter to block slots[j] of `values`.
 
-    Meanwhile memory delivers `ahead`, the elements of the next tile: a third faster where theta is not in the cache.
+    Prefetches `ahead`, the elements of the next tile, meanwhile: a third faster where theta is not in the cache.
     """
     for j in range(slots.size):
         at = BLOCK * slots[j]
@@ -78,7 +79,7 @@ def _look_up(words, slots, gauss, values, ahead):  # type: ignore[no-untyped-def
 
 @numba.njit(inline="always")
 def _partition(first, size, ident, seed, num_subspaces, owners):  # type: ignore[no-untyped-def]
-    """owners[j] = subspace of block first + j; the permutation of each group by Fisher-Yates."""
+    """Set owners[j] to the subspace of block first + j; a Fisher-Yates shuffle permutes each group."""
     call, words = np.empty(1, np.uint64), np.empty((4, 1), np.uint32)
     order = np.empty(MAX_SUBSPACES, np.uint8)
     for group in range(first // num_subspaces, (first + size - 1) // num_subspaces + 1):
@@ -100,7 +101,7 @@ def _partition(first, size, ident, seed, num_subspaces, owners):  # type: ignore
 
 @numba.njit(inline="always")
 def _owned(size, num_subspaces, owners, subspace, every, scratch):  # type: ignore[no-untyped-def]
-    """The blocks of a tile that `subspace` owns."""
+    """Indices of the blocks of a tile that `subspace` owns."""
     if num_subspaces == 1:
         return every[:size]
     count = 0
@@ -113,7 +114,7 @@ def _owned(size, num_subspaces, owners, subspace, every, scratch):  # type: igno
 
 @numba.njit(inline="always")
 def _tile_noise(first, slots, ident, seed, blocks, words, gauss, values, ahead):  # type: ignore[no-untyped-def]
-    """Table values of the blocks first + slots[j]; zero elsewhere."""
+    """Write the table values of the blocks first + slots[j], and zero elsewhere."""
     if slots.size < TILE:
         values[:] = 0
     for j in range(slots.size):
@@ -124,6 +125,7 @@ def _tile_noise(first, slots, ident, seed, blocks, words, gauss, values, ahead):
 
 @numba.njit(inline="always")
 def _to_bfloat16(bits, out):  # type: ignore[no-untyped-def]
+    """Round fp32 bits to the nearest even bfloat16; a NaN becomes quiet."""
     for i in range(out.size):
         x = bits[i]
         rounded = (x + np.uint32(0x7FFF) + ((x >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
@@ -133,7 +135,8 @@ def _to_bfloat16(bits, out):  # type: ignore[no-untyped-def]
 
 @numba.njit(inline="always")
 def _to_float16(bits, scratch, scratch_bits, out):  # type: ignore[no-untyped-def]
-    for i in range(out.size):  # subnormal halves: adding 0.5 lets the fp32 adder round them
+    """Round fp32 bits to the nearest even float16; a NaN becomes quiet."""
+    for i in range(out.size):  # for subnormal halves: adding 0.5 makes the fp32 adder round them
         scratch_bits[i] = bits[i] & np.uint32(0x7FFFFFFF)
     for i in range(out.size):
         scratch[i] = scratch[i] + np.float32(0.5)
@@ -149,7 +152,7 @@ def _to_float16(bits, scratch, scratch_bits, out):  # type: ignore[no-untyped-de
 
 @numba.njit(inline="always")
 def _tile_digest(bits, start, ident):  # type: ignore[no-untyped-def]
-    """Share of elements start, start + 1, ... : one 64-bit multiplication by the factors is left per tile."""
+    """Digest share of elements start, start + 1, ...; only one 64-bit multiplication per tile by the factors."""
     plain, weighted = np.uint64(0), np.uint64(0)
     for i in range(bits.size):
         plain += np.uint64(bits[i])
@@ -163,19 +166,19 @@ def _add_members(  # type: ignore[no-untyped-def]
     members, first, size, ident, seeds, coefficients, subspaces, num_subspaces, partition_seeds, gauss, ahead,
     scratch, total, hit,
 ):  # fmt: skip
-    """total = the sum of coefficient * T, member by member; hit = the blocks that any of them owns."""
+    """Set total to the sum of coefficient * T over members in order, and hit to the blocks that any member owns."""
     blocks, words, slots, every, owners, values = scratch
     total[:] = 0
     hit[:] = False
     for i in members:
         if num_subspaces > 1 and (i == members.start or partition_seeds[i] != partition_seeds[i - 1]):
             _partition(first, size, ident, partition_seeds[i], num_subspaces, owners)
-        # Adding zero where the member has no noise is neutral: a sum that began at +0 is never -0.
+        # Adding +0 where the member has no noise changes no bit: a sum that starts at +0 is never -0.
         mine = _owned(size, num_subspaces, owners, subspaces[i], every, slots)
         _tile_noise(first, mine, ident, seeds[i], blocks, words, gauss, values, ahead)
         for j in range(total.size):
             total[j] += coefficients[i] * np.float32(values[j])
-        ahead = ahead[:0]  # the first member has asked for it
+        ahead = ahead[:0]  # the first member has prefetched it
         if num_subspaces == 1:
             hit[:] = True
         else:
@@ -185,7 +188,7 @@ def _add_members(  # type: ignore[no-untyped-def]
 
 @numba.njit(inline="always")
 def _optimise(step, total, hit, mean, square, adam):  # type: ignore[no-untyped-def]
-    """reference.optimise on the blocks of a tile that were hit: `total`, the gradient, becomes the change of theta."""
+    """reference.optimise on the blocks of a tile that were hit; turns `total` from the gradient into theta's change."""
     rate, decay_m, gain_m = step[0], step[1], step[2]
     decay_v, gain_v, epsilon = step[3], step[4], step[5]
     for block in range(TILE):
@@ -201,7 +204,7 @@ def _optimise(step, total, hit, mean, square, adam):  # type: ignore[no-untyped-
 
 @numba.njit(inline="always")
 def _move(now, total, hit, everywhere):  # type: ignore[no-untyped-def]
-    """now += total in the blocks that were hit; total becomes the change."""
+    """Add total to `now` in the blocks that were hit; turn total into the actual, rounded change."""
     if everywhere:
         for j in range(now.size):
             after = now[j] + total[j]
@@ -217,7 +220,7 @@ def _move(now, total, hit, everywhere):  # type: ignore[no-untyped-def]
 
 @numba.njit(inline="always")
 def _sum_of_squares(changes, scratch):  # type: ignore[no-untyped-def]
-    """float64, by halves, so that no addition waits for the one before."""
+    """Sum of squares in float64, by halves, so that no addition waits for the previous one."""
     for i in range(BLOCK * TILE):
         scratch[i] = np.float64(changes[i]) * np.float64(changes[i])
     width = BLOCK * TILE // 2
@@ -229,7 +232,8 @@ def _sum_of_squares(changes, scratch):  # type: ignore[no-untyped-def]
 
 
 # --- kernels: runs of blocks of one tensor, or rows of them -----------------------------------------------------------
-# first: block of the tensor. width, stride, pitch: of rows (reference.Rows), in elements; without rows, one is all.
+# first: index of the first block in the tensor. width, stride, pitch: those of reference.Rows, in elements; a pass
+# without rows is described as one row that covers everything.
 
 _u64, _i64, _f32 = types.uint64, types.int64, types.float32
 

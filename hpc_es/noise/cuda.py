@@ -1,11 +1,12 @@
-"""The passes of reference.py for GPUs, on contiguous torch tensors of one device: equal to it bit for bit.
+"""The passes of reference.py for GPUs, on contiguous torch tensors of one device, with the same bits.
 
-Invariant: results do not depend on how a tensor is cut, as long as cuts fall on blocks. Nothing waits for the device
-but what returns a Python number (`digest`, `update`, `Plan.trace`): kernels are queued on torch's current stream. A
-pass over many pieces is a few launches (Pieces), as each costs tens of microseconds of Python.
+Invariant: results do not depend on how a tensor is split, as long as it is split between blocks. Kernels are queued on
+torch's current stream, and only the calls that return a Python number (`digest`, `update`, `Plan.trace`) wait for the
+device. A pass over many pieces takes a few launches (see Pieces), because each launch costs tens of microseconds of
+Python.
 
-With TRITON_INTERPRET=1, before the first import, the same code runs on a CPU, slowly: that is how it is tested where
-there is no GPU, in a process of its own.
+If TRITON_INTERPRET=1 is set before the first import, the same code runs slowly on a CPU. Tests use this on machines
+without a GPU, in a process of their own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,42 +23,44 @@ from hpc_es.noise.reference import BLOCK, Perturbation, Rows, State, Step, Trace
 from hpc_es.noise.segments import segments
 
 TILE = 256
-"""Blocks per tile, as many as a program has threads: 2,048 elements."""
+"""Blocks per tile, one per thread of a program: 2,048 elements."""
 RUN = 8
-"""Tiles of a piece that a program goes through at a time."""
+"""Consecutive tiles of a piece that one program processes at a time."""
 PROGRAMS = 2048
-"""At most so many per launch; each goes through many runs."""
+"""Most programs per launch; each processes many runs."""
 
 EXACT: dict[str, Any] = {"num_warps": TILE // 32, "enable_fp_fusion": False}
-"""Options of every launch: an fp32 multiply, then an fp32 add; Triton flushes nothing to zero."""
+"""Options of every launch. Without fusion, an fp32 multiply is rounded before the fp32 add, as on the CPU; Triton does
+not flush subnormals to zero."""
 
 _KINDS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def zero(device: torch.device) -> torch.Tensor:
-    """A digest to begin a sum with: int64 [] on the device."""
+    """Zero as the start of a digest sum: int64 [] on the device."""
     return torch.zeros([], dtype=torch.int64, device=device)
 
 
 class Piece(NamedTuple):
-    """Elements of a tensor, as in reference.py, and what lies beside them."""
+    """Elements of a tensor, as in reference.py, with their output and optimiser state."""
 
     theta: torch.Tensor
     ident: int
     start: int = 0
     rows: Rows | None = None
     out: torch.Tensor | None = None
-    """Live memory: float32, bfloat16 or float16."""
+    """The engine's live memory: float32, bfloat16 or float16."""
     state: Sequence[State] = ()
-    """Of torch tensors."""
+    """Optimiser state, as torch tensors."""
     trained: bool = True
-    """Whether noise and updates reach it."""
+    """Whether noise and updates apply to it."""
     counts: bool = True
-    """Whether it is in digests and traces: a second copy is not."""
+    """Whether digests and traces include it; a second copy of the same elements is left out."""
 
 
 class Pieces:
-    """Pieces of theta on one device, described to it once: their memory never moves. Passes are queued."""
+    """Pieces of theta on one device. Their addresses are uploaded once, so their memory must not move. Passes are
+    queued on the current stream."""
 
     def __init__(self, pieces: Iterable[Piece], device: torch.device) -> None:
         kinds: dict[_Kind, list[Piece]] = {}
@@ -66,12 +69,12 @@ class Pieces:
         self.groups = [_Group(kind, alike, device) for kind, alike in kinds.items()]
 
     def perturb(self, noisy: Perturbation | None, total: torch.Tensor) -> None:
-        """As reference.perturb, into `out` of every piece; the digest is added to `total` (int64 [] on the device)."""
+        """See reference.perturb; fills `out` of every piece and adds the digest to `total` (int64 [] on the device)."""
         for group in self.groups:
             group.perturb(noisy, total)
 
     def digest(self, total: torch.Tensor) -> None:
-        """As reference.digest; added to `total`."""
+        """See reference.digest; adds the digest to `total`."""
         for group in self.groups:
             group.digest(total)
 
@@ -86,15 +89,15 @@ def perturb(
     rows: Rows | None = None,
     total: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """As reference.perturb; out is float32, bfloat16 or float16. Returns the digest, added to `total` where that is
-    given (int64 [] on the device, modulo 2^64)."""
+    """See reference.perturb; `out` is float32, bfloat16 or float16. Returns the digest, added to `total` if given
+    (int64 [] on the device, modulo 2^64)."""
     total = zero(theta.device) if total is None else total
     Pieces([Piece(theta, ident, start, rows, out)], theta.device).perturb(noisy, total)
     return total
 
 
 def digest(theta: torch.Tensor, ident: int, *, start: int = 0, rows: Rows | None = None) -> int:
-    """As reference.digest."""
+    """See reference.digest."""
     total = zero(theta.device)
     Pieces([Piece(theta, ident, start, rows)], theta.device).digest(total)
     return int(total) % 2**64
@@ -109,21 +112,21 @@ def update(
     state: Sequence[State] = (),
     rows: Rows | None = None,
 ) -> Trace:
-    """As reference.update; `state` holds torch tensors."""
+    """See reference.update; `state` holds torch tensors."""
     plan = Plan.of(updates, theta.device)
     plan.apply(theta, ident, start=start, state=state, rows=rows)
     return plan.trace()
 
 
 class Plan:
-    """Updates that are applied to many pieces of theta: their members are on the device once, and so are the sums.
+    """Updates to apply to many pieces of theta. Their members are copied to the device once, and sums stay there.
 
         plan = Plan.of(updates, device)
         for some in pieces:
             plan.run(some)             # queued on the current stream
         plan.trace()                   # waits
 
-    All calls are on one stream: the sums of squares are added without atomics. One pass over a piece, unless the
+    All calls must use one stream, because sums of squares are added without atomics. A piece is read once, unless the
     number of subspaces changes between versions.
     """
 
@@ -131,10 +134,10 @@ class Plan:
         self._versions = versions
         count = sum(len(group) for group in versions)
         self._digests = torch.zeros(2, count, dtype=torch.int64, device=device)
-        """Of theta, and of the optimiser's state."""
+        """Row 0: digests of theta; row 1: digests of the optimiser's state."""
         self._squares = torch.zeros(count, PROGRAMS, dtype=torch.float64, device=device)
         self.digest_of_state = 0
-        """The optimiser's share after the last version, once there is a trace."""
+        """The optimiser state's share of the digest after the last version; set by `trace`."""
 
     @classmethod
     def of(cls, updates: Sequence[Update], device: torch.device) -> Self:
@@ -142,7 +145,7 @@ class Plan:
         return cls([_Versions(list(group), device) for _, group in groups], device)
 
     def run(self, pieces: Pieces) -> None:
-        """As reference.update, in place, of the pieces that are trained."""
+        """See reference.update; updates the trained pieces in place."""
         begin = 0
         for versions in self._versions:
             here = slice(begin, begin + len(versions))
@@ -160,11 +163,11 @@ class Plan:
         rows: Rows | None = None,
         counts: bool = True,
     ) -> None:
-        """Of one piece. One that does not count, such as a second copy, is not in the trace."""
+        """Update one piece. With counts=False, as for a second copy, the trace leaves it out."""
         self.run(Pieces([Piece(theta, ident, start, rows, None, state, True, counts)], theta.device))
 
     def trace(self) -> Trace:
-        """Of all pieces so far; waits for them, once."""
+        """The trace of all pieces so far; waits for the device once."""
         sums = torch.cat([self._digests, self._squares.sum(1).view(torch.int64)[None]]).cpu()
         of_theta, of_state = sums[0].tolist(), sums[1].tolist()
         self.digest_of_state = sum(of_state[-1:]) % 2**64
@@ -177,7 +180,7 @@ class _Versions:
 
     def __init__(self, updates: Sequence[Update], device: torch.device) -> None:
         def flat(values: str, dtype: Any) -> torch.Tensor:
-            """Of all members; absent values are zeros."""
+            """The given field of all members of all versions; zeros where a version leaves it empty."""
             each = [getattr(version, values) or [0] * len(version.seeds) for version in updates]
             return _on(device, np.concatenate([np.array(own, dtype) for own in each]))
 
@@ -199,15 +202,15 @@ class _Versions:
 
 
 class _Kind(NamedTuple):
-    """Pieces for which one launch does."""
+    """What pieces must have in common to share one launch."""
 
     dtype: torch.dtype
-    """Of what is written."""
+    """Type of the output."""
     trained: bool
     num_states: int
     has_rows: bool
     aligned: bool
-    """Whole blocks, and 16 bytes at a time."""
+    """Whether the piece is whole blocks and its memory can be moved 16 bytes at a time."""
 
     @classmethod
     def of(cls, piece: Piece) -> Self:
@@ -217,11 +220,11 @@ class _Kind(NamedTuple):
 
 
 class _Group:
-    """Pieces of one kind: the table that describes them on the device, and the runs that they are cut into."""
+    """Pieces of one kind, with the device table that describes them and the runs that they are split into."""
 
     def __init__(self, kind: _Kind, pieces: Sequence[Piece], device: torch.device) -> None:
         self._kind, self._segments = kind, _segments(device)
-        self._memory = [_memory(piece) for piece in pieces]  # it lives as long as its addresses are in the table
+        self._memory = [_memory(piece) for piece in pieces]  # keeps it alive while the table holds addresses
         fields = [_fields(piece) for piece in pieces]
         num_tiles = [triton.cdiv(int(values[FIELDS.index("size")]), BLOCK * TILE) for values in fields]
         runs = [(number, tile) for number, tiles in enumerate(num_tiles) for tile in range(0, tiles, RUN)]
@@ -239,7 +242,7 @@ class _Group:
         )
 
     def update(self, versions: _Versions, digests: torch.Tensor, squares: torch.Tensor) -> None:
-        """`digests` [2, V] and `squares` [V, PROGRAMS] are added to."""
+        """Apply the versions; add to `digests` [2, V] and `squares` [V, PROGRAMS]."""
         if self._kind.trained:
             update_kernel[self._grid()](
                 *(*self._table, digests[0], digests[1], squares, self._segments, *versions.tensors),
@@ -255,17 +258,17 @@ class _Group:
         return (max(1, min(PROGRAMS, self._num_runs)),)
 
     def _shape(self, itemsize: int = 4) -> tuple[bool, bool, int, int, int]:
-        """ROWS, ALIGNED, W (16 bytes of items), B and RUN."""
+        """The compile-time arguments ROWS, ALIGNED, W (items in 16 bytes), B and RUN."""
         return self._kind.has_rows, self._kind.aligned, 16 // itemsize, TILE, RUN
 
 
 def _memory(piece: Piece) -> list[torch.Tensor]:
-    """theta, out, and the state; theta where there is no out."""
+    """theta, the output (theta again if there is none), and the state."""
     return [piece.theta, piece.theta if piece.out is None else piece.out, *(kept.values for kept in piece.state)]
 
 
 def _fields(piece: Piece) -> list[int]:
-    """A row of the table: see FIELDS."""
+    """The piece's row of the table (see FIELDS)."""
     addresses = [values.data_ptr() for values in _memory(piece)]
     idents = [piece.ident, *(kept.ident for kept in piece.state)]
     width, stride, pitch = (length // BLOCK for length in piece.rows or (BLOCK, BLOCK, BLOCK))
@@ -275,7 +278,7 @@ def _fields(piece: Piece) -> list[int]:
 
 
 def _count(theta: torch.Tensor, rows: Rows | None) -> int:
-    """How many values a pass is over."""
+    """Number of values that a pass covers."""
     if rows is None:
         return theta.numel()
     full, rest = divmod(theta.numel(), rows.pitch)
@@ -283,7 +286,8 @@ def _count(theta: torch.Tensor, rows: Rows | None) -> int:
 
 
 def _on(device: torch.device, array: Any) -> torch.Tensor:
-    """At least one element, as a kernel wants an address; uint64 as the int64 of the same bits."""
+    """Copy an array to the device; uint64 becomes int64 with the same bits. An empty array becomes one zero, because a
+    kernel needs an address."""
     array = array.reshape(-1) if array.size else np.zeros(1, array.dtype)
     values = torch.from_numpy(array.view(np.int64) if array.dtype == np.uint64 else array)
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
@@ -291,5 +295,5 @@ def _on(device: torch.device, array: Any) -> torch.Tensor:
 
 @cache
 def _segments(device: torch.device) -> torch.Tensor:
-    """int64 [1024], made once."""
+    """The noise table's segments on a device, int64 [1024]; copied once."""
     return torch.from_numpy(segments()).to(device)

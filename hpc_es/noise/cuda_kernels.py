@@ -1,22 +1,24 @@
 """The device side of cuda.py, in Triton: one streaming pass over many pieces of theta.
 
-Invariant: nothing is fused or approximated at the options that cuda.py launches with, and nothing is added in an order
-that chance decides: digests are sums of integers, and every program owns its cell of the sum of squares. No value of an
-argument makes another variant of a kernel: what runs is what was tested, and nothing is compiled once a run goes on.
+Invariant: with the options that cuda.py launches with, no arithmetic is fused or approximated, and no sum depends on
+timing: digests are sums of integers, and every program has its own cell in the sum of squares. A kernel is never
+specialised on the value of an argument, so the code that runs is the code that was tested, and nothing is compiled in
+the middle of a run.
 
-A launch is over runs of up to RUN tiles, whose pieces a table on the device describes, a row of FIELDS each.
+A launch covers runs of up to RUN tiles. A table on the device describes the pieces of these runs, one row of FIELDS per
+piece.
 
 A tile is B blocks, one per thread, so that the eight values of a Philox call stay in the thread that makes them. Its
 8 * B elements are in the order (part of the block, block, element of the part); a part is the W elements that a thread
-moves at once, 16 bytes: 4 of fp32, or all 8 where the output has 16 bits. Sizes and places are counted in 64 bits, also
-in the interpreter, which goes by the value of an argument.
+moves at once, 16 bytes: 4 of fp32, or all 8 where the output has 16 bits. Sizes and positions are 64-bit, also in the
+interpreter, which derives types from the values of arguments.
 
-Noise is looked up in lines (segments.py), 8 KiB that tl.gather puts into shared memory anew for every tile. A warp's 32
-places of the table itself, 64 KiB, would be in 31 cache lines, which L1 may serve one by one; its lines come from the
-banks of shared memory in 6 cycles. The machine code for sm_90 has, per thread and tile, 8 LDS.64, 4 STS.64 and two
-barriers, and per element 39 instructions in perturb and 26 a member in update: 3 and 2 more than with the table. B * 8
-is not the number of lines: the compiler would lay both out alike, and the stores would be in each other's way. All this
-was counted; no GPU has timed it.
+Noise is computed from line segments (segments.py), 8 KiB that tl.gather copies into shared memory for every tile. The
+32 positions that a warp looks up in the full table, 64 KiB, would lie in about 31 cache lines, which L1 may serve one
+by one; the segments come from the banks of shared memory in 6 cycles. The machine code for sm_90 has, per thread and
+tile, 8 LDS.64, 4 STS.64 and two barriers, and per element 39 instructions in perturb and 26 per member in update: 3 and
+2 more than with the table. B * 8 must differ from the number of segments: otherwise the compiler gives both the same
+layout, and the stores conflict. These are counts, not timings on a GPU.
 """
 
 from collections.abc import Callable
@@ -38,8 +40,8 @@ FIELDS = (
     *("ident", "ident_m", "ident_v"),
     *("size", "first", "width", "stride", "pitch", "reciprocal", "counts"),
 )
-"""Of a piece, 64 bits each. Addresses; ids of tensors; values, the first block in the tensor, the rows in blocks and
-ceil(2^63 / width), and whether it counts in sums."""
+"""Columns of the table of pieces, 64 bits each: addresses; tensor ids; number of values, first block in the tensor,
+rows in blocks, ceil(2^63 / width), and whether sums include the piece."""
 
 _NUM_FIELDS = tl.constexpr(len(FIELDS))
 _THETA, _OUT, _M, _V, _IDENT, _IDENT_M, _IDENT_V, _SIZE, _FIRST, _WIDTH, _STRIDE, _PITCH, _RECIPROCAL, _COUNTS = map(
@@ -61,7 +63,7 @@ def _words(block, key, ident_low, ident_high):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _noise_of(block, seed, ident, lines, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Table values of a tile as fp32 [8 * B], by the lines of segments.py."""
+    """Table values of a tile as fp32 [8 * B], from the line segments of segments.py."""
     a, b, c, d = _words(block, seed, ident.to(tl.uint32), (ident >> 32).to(tl.uint32))
     words = tl.join(tl.join(a, c), tl.join(b, d))  # [B, 2, 2]: word 2 i + j of block at [block, i, j]
     halves = tl.reshape(tl.join(words & 0xFFFF, words >> 16), [B, _EIGHT // W, W])
@@ -71,25 +73,25 @@ def _noise_of(block, seed, ident, lines, W: tl.constexpr, B: tl.constexpr):  # t
     segment = ((place + _OFFSET).to(tl.float32).to(tl.uint32, bitcast=True) >> _SHIFT) - _FIRST_SEGMENT
     line = tl.gather(lines, segment.to(tl.int32), 0)
     value = (line.to(tl.uint32) + (line >> 32).to(tl.uint32) * place).to(tl.int32, bitcast=True) >> _SHIFT
-    return tl.where(is_upper, -value, value).to(tl.float32)  # as an integer, so that there is no -0.0
+    return tl.where(is_upper, -value, value).to(tl.float32)  # negated as an integer, so that there is no -0.0
 
 
 @triton.jit
 def _lines(segments):  # type: ignore[no-untyped-def]
-    """Once per program: they stay in registers."""
+    """The line segments, loaded once per program; they stay in registers."""
     return tl.load(segments + tl.arange(0, _SEGMENTS))
 
 
 @triton.jit
 def _zeros(values):  # type: ignore[no-untyped-def]
-    """fp32, each in the thread of its value. To tl.zeros the compiler gives another layout, and brings the words of
-    every member into it."""
+    """fp32 zeros, each in the thread of its value. The compiler would give tl.zeros another layout and convert the
+    words of every member to it."""
     return (values.to(tl.uint32, bitcast=True) >> 16 >> 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _owners(block, seed, ident, NUM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Subspace of each block. Where the Fisher-Yates swaps of its group end is followed back to where it began."""
+    """Subspace of each block: follow its final place in the group back through the Fisher-Yates swaps."""
     group, place = block // NUM, (block % NUM).to(tl.uint32)
     CALLS: tl.constexpr = (NUM + 2) // 4
     for back in tl.static_range(CALLS):
@@ -105,7 +107,8 @@ def _owners(block, seed, ident, NUM: tl.constexpr):  # type: ignore[no-untyped-d
 
 @triton.jit
 def _undo(place, word, swap, NUM: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where what is at `place` was before the given swap of Fisher-Yates, if there is such a swap."""
+    """The place, before the given Fisher-Yates swap, of the entry now at `place`; unchanged if there is no such
+    swap."""
     top = tl.maximum(NUM - 1 - swap, 0).to(tl.uint32)
     chosen = word % (top + 1)
     return tl.where(place == top, chosen, tl.where(place == chosen, top, place))
@@ -113,26 +116,26 @@ def _undo(place, word, swap, NUM: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _spread(of_block, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """[B] of blocks -> [8 * B] of their elements."""
+    """Repeat one value per block [B] for each of its elements [8 * B]."""
     return tl.reshape(tl.broadcast_to(of_block[None, :, None], [_EIGHT // W, B, W]), [_EIGHT * B])
 
 
 @triton.jit
 def _lane(W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which of its block's eight each element is, [8 * B]."""
+    """Index of each element within its block, 0 to 7, [8 * B]."""
     order = tl.arange(0, _EIGHT * B)
     return order // (W * B) * W + order % W
 
 
 @triton.jit
 def _elements(block, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where in memory the elements of blocks are, [8 * B]."""
+    """Positions in memory of the elements of blocks, [8 * B]."""
     return tl.max_contiguous(tl.multiple_of(_spread(block, W, B) * _EIGHT + _lane(W, B), W), W)
 
 
 @triton.jit
 def _places(tile, where, ROWS: tl.constexpr, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Of a tile: its blocks of the tensor [B]; where its elements are in theta, and among the values [8 * B]."""
+    """A tile's block indices in the tensor [B], and its elements' positions in theta and among the values [8 * B]."""
     first, width, stride, pitch, reciprocal = where
     value = tile * B + tl.arange(0, B).to(tl.int64)
     in_theta, in_tensor = value, first + value
@@ -148,10 +151,10 @@ def _places(tile, where, ROWS: tl.constexpr, W: tl.constexpr, B: tl.constexpr): 
 
 @triton.jit
 def _run(pieces, runs, run, ALIGNED: tl.constexpr, B: tl.constexpr, RUN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The fields of a run's piece, its number of values, and the run's first tile and the one behind its last."""
+    """The fields of a run's piece, its number of values, the run's first tile, and the tile after its last."""
     piece, begin = pieces + tl.load(runs + 2 * run) * _NUM_FIELDS, tl.load(runs + 2 * run + 1)
     size = tl.load(piece + _SIZE)
-    if ALIGNED:  # the compiler learns that a mask never falls within 16 bytes
+    if ALIGNED:  # tells the compiler that no mask ends within 16 bytes, so that it moves them whole
         size = size // _EIGHT * _EIGHT
     return piece, size, begin, tl.minimum(begin + RUN, tl.cdiv(size, _EIGHT * B))
 
@@ -163,7 +166,7 @@ def _unsigned(piece, FIELD: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _where(piece):  # type: ignore[no-untyped-def]
-    """For _places."""
+    """The fields that _places needs."""
     first, width, stride = tl.load(piece + _FIRST), tl.load(piece + _WIDTH), tl.load(piece + _STRIDE)
     return first, width, stride, tl.load(piece + _PITCH), _unsigned(piece, _RECIPROCAL)
 
@@ -186,8 +189,8 @@ def _memory(piece, FIELD: tl.constexpr, TYPE: tl.constexpr, ALIGNED: tl.constexp
 
 @triton.jit
 def _shares(values, block, ident, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Shares of blocks in reference.digest, [B]; zeros add nothing. For element i = 8 * block + j the factor 2 * i + 1
-    is 16 * block + (2 * j + 1)."""
+    """Shares of blocks in reference.digest, [B]; zeros add nothing. For element i = 8 * block + j, the factor 2 * i + 1
+    equals 16 * block + (2 * j + 1)."""
     bits = values.to(tl.uint32, bitcast=True).to(tl.uint64)
     odd = (2 * _lane(W, B) + 1).to(tl.uint64)
     in_common = block * (2 * _EIGHT) * _INDEX + 2 * ident * _TENSOR
@@ -196,19 +199,20 @@ def _shares(values, block, ident, W: tl.constexpr, B: tl.constexpr):  # type: ig
 
 @triton.jit
 def _of_block(values, W: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sums over the eight elements of each block, [B]: nothing leaves its thread."""
+    """Sums over the eight elements of each block, [B]; every sum stays within one thread."""
     return tl.sum(tl.sum(tl.reshape(values, [_EIGHT // W, B, W]), 2), 0)
 
 
 @triton.jit
 def _add_digest(digest, shares):  # type: ignore[no-untyped-def]
-    """Integers: the order of additions does not matter."""
+    """Add shares to the digest atomically; the order does not matter, because they are integers."""
     tl.atomic_add(digest, tl.sum(shares, 0).to(tl.int64, bitcast=True), sem="relaxed")
 
 
 @triton.jit
 def _rounded(values, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    """As reference.cast, as bits: to nearest even by integers, as the interpreter's own conversion truncates."""
+    """See reference.cast; returns bits. Rounds to nearest even with integers, because the interpreter's own conversion
+    truncates."""
     bits = values.to(tl.uint32, bitcast=True)
     is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
     if KIND == "bf16":
@@ -223,7 +227,8 @@ def _rounded(values, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def _kernel(function: Callable[..., Any]) -> Any:
-    """Triton would compile another variant for a 1, for multiples of 16, and for addresses that are."""
+    """A Triton kernel that is compiled once. By default Triton compiles more variants, for arguments that equal 1 and
+    for sizes and addresses that are multiples of 16."""
     plain = [name for name, kind in signature(function).parameters.items() if kind.annotation is not tl.constexpr]
     return triton.jit(do_not_specialize=plain)(function)
 

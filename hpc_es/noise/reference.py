@@ -2,7 +2,7 @@
 
 Invariant: the noise of an element is a pure function of (seed, tensor name, element index). Blocks of eight
 elements come from one Philox4x32-10 call (Salmon et al., SC 2011), whose eight 16-bit words index a Gaussian table.
-An update leaves every element alone that no member's noise reaches: theta, and what an optimiser keeps beside it.
+An update changes neither theta nor the optimiser's state of an element that no member's noise reaches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ TABLE_CRC32 = 0x546C8CB1
 LOW, WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 DIGEST_INDEX, DIGEST_TENSOR = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F
 PARTITION_DOMAIN = 0x5BD1E995
-"""Keeps the counters of the partition apart from those of the noise."""
+"""Separates the Philox counters of the partition from those of the noise."""
 
 
 class Rows(NamedTuple):
-    """Which elements of a tensor a pass is over, where they are not one stretch: runs of `width` elements.
+    """The elements of a tensor that a pass covers, if they are not contiguous: runs of `width` elements.
 
     Row r begins at element start + r * stride of the tensor, and at theta[r * pitch]: theta is the tensor's own memory
-    (pitch == stride), or a compact copy (pitch == width). What lies between rows is neither read nor written. theta
+    (pitch == stride), or a compact copy (pitch == width). Elements between rows are neither read nor written. theta
     ends with the last row, which may be shorter. All three are multiples of BLOCK, and width <= pitch.
     """
 
@@ -66,7 +66,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Update:
-    """What one policy version adds: the sum over members, in this order, of coefficient * T. No member: nothing."""
+    """One policy version's change of theta: the sum over members, in this order, of coefficient * T. Without members,
+    nothing changes."""
 
     seeds: Sequence[int]
     coefficients: Sequence[float]
@@ -75,23 +76,23 @@ class Update:
     """One per member; may be empty when num_subspaces is 1."""
     num_subspaces: int = 1
     partition_seeds: Sequence[int] = ()
-    """Of the partition that each member's subspace belongs to; may be empty when num_subspaces is 1."""
+    """Seed of the partition of each member's subspace; may be empty when num_subspaces is 1."""
     step: Step | None = None
-    """With an optimiser, the sum is the gradient of this step."""
+    """The optimiser's step that takes the sum as its gradient; None adds the sum itself."""
 
 
 class State(NamedTuple):
-    """What an optimiser keeps for every element of a tensor: m, or v."""
+    """Optimiser state of a tensor, one value per element: m, or v."""
 
     values: Array
-    """fp32 [n], beside the theta that is updated."""
+    """fp32 [n], for the same elements as the theta that is updated."""
     ident: int
-    """Id of its own name, `<tensor>#m` or `<tensor>#v`; for the digest."""
+    """Id of the state's own name, `<tensor>#m` or `<tensor>#v`, for the digest."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What updates left behind, per version: the digest (of theta and state), and the sum of squares of the change."""
+    """Results of updates, per version: the digest of theta and state, and the sum of squares of theta's change."""
 
     digests: list[int]
     squares: list[float]
@@ -99,7 +100,8 @@ class Trace:
 
 @cache
 def table() -> Array:
-    """T[i] = round(4096 * Phi^-1((i + 0.5) / 65536)), int16 [65536]; odd, so one half is enough."""
+    """The Gaussian table T[i] = round(4096 * Phi^-1((i + 0.5) / 65536)), int16 [65536]; an odd function, so half of it
+    determines the rest."""
     quantile = NormalDist().inv_cdf
     half = np.array([round(4096 * quantile((i + 0.5) / 65536)) for i in range(32768)], np.int16)
     return np.concatenate([half, -half[::-1]])
@@ -154,7 +156,7 @@ def subspaces(partition_seed: int, ident: int, start: int, count: int, num_subsp
 
 
 def cast(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Round fp32 to nearest even. A NaN stays one: its sign and the top of its payload, made quiet."""
+    """Round fp32 to nearest even. A NaN stays a NaN: it becomes quiet and keeps its sign and the top of its payload."""
     if dtype == np.float32:
         return values
     bits = values.view(np.uint32)
@@ -168,7 +170,7 @@ def cast(values: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def stretches(size: int, start: int, rows: Rows | None) -> Iterator[tuple[slice, slice, int]]:
-    """Each row: where it is in theta [size], where in `out`, which is compact, and its first element in the tensor."""
+    """For each row: its slice of theta [size], its slice of the compact `out`, and its first element in the tensor."""
     if rows is None:
         yield slice(0, size), slice(0, size), start
         return
@@ -185,10 +187,10 @@ def stretches(size: int, start: int, rows: Rows | None) -> Iterator[tuple[slice,
 def perturb(
     theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0, rows: Rows | None = None
 ) -> int:
-    """out = round(theta + scale * T), or round(theta) where the member has no noise. Returns the digest of theta.
+    """Set out = round(theta + scale * T), or round(theta) where the member has no noise. Returns the digest of theta.
 
-    theta is fp32 [n], elements start .. start + n - 1, or those of `rows`; out holds as many, one beside the other, and
-    is float32, float16, or uint16 for bfloat16 bits.
+    theta is fp32 [n] and holds elements start .. start + n - 1, or those of `rows`; `out` holds the same number of
+    elements, contiguous, as float32, float16, or uint16 for bfloat16 bits.
     """
     for place, compact, first in stretches(theta.size, start, rows):
         values = theta[place]
@@ -209,10 +211,10 @@ def update(
     state: Sequence[State] = (),
     rows: Rows | None = None,
 ) -> Trace:
-    """Apply versions one after the other to theta (fp32 [n], in place) and to the optimiser's state beside it.
+    """Apply versions one after the other to theta (fp32 [n], in place) and to the optimiser's state.
 
     `state` is empty, (m,) for momentum or (m, v) for Adam; every update has a `step` exactly when there is state.
-    theta and state have the elements of `rows`, or start .. start + n - 1.
+    theta and state hold the elements of `rows`, or start .. start + n - 1.
     """
     trace = Trace([0] * len(updates), [0.0] * len(updates))
     for place, _, first in stretches(theta.size, start, rows):
@@ -225,7 +227,7 @@ def update(
 
 
 def advance(theta: Array, ident: int, version: Update, start: int, state: Sequence[State]) -> tuple[int, float]:
-    """One version on one stretch; returns the digest and the sum of squares of the change."""
+    """Apply one version to contiguous elements; return the digest and the sum of squares of theta's change."""
     before, total, hit = theta.copy(), np.zeros_like(theta), np.zeros(theta.shape, bool)
     own = version.subspaces or [0] * len(version.seeds)
     partitions = version.partition_seeds or [0] * len(version.seeds)
@@ -243,10 +245,10 @@ def advance(theta: Array, ident: int, version: Update, start: int, state: Sequen
 
 
 def optimise(step: Step, gradient: Array, hit: Array, state: Sequence[Array]) -> Array:
-    """Advance m (and v) where `hit`; returns the change of theta. Every operation rounds to fp32, none is fused.
+    """Advance m (and v) where `hit`; return the change of theta. Every operation rounds to fp32, none is fused.
 
-    Momentum (Polyak, 1964; as a mean): m = decay_m * m + gain_m * g; rate * m.
-    Adam (Kingma & Ba, 2015): besides, v = decay_v * v + gain_v * (g * g); (rate * m) / (sqrt(v) + epsilon).
+    Momentum (Polyak, 1964; as a running mean): m = decay_m * m + gain_m * g; the change is rate * m.
+    Adam (Kingma & Ba, 2015): also v = decay_v * v + gain_v * (g * g); the change is (rate * m) / (sqrt(v) + epsilon).
     """
     rate, decay_m, gain_m, decay_v, gain_v, epsilon = map(
         np.float32, (step.rate, step.decay_m, step.gain_m, step.decay_v, step.gain_v, step.epsilon)
@@ -261,7 +263,7 @@ def optimise(step: Step, gradient: Array, hit: Array, state: Sequence[Array]) ->
 
 
 def digest(theta: Array, ident: int, *, start: int = 0, rows: Rows | None = None) -> int:
-    """Sum of bits32(theta_i) * odd factor of (i, ident), modulo 2^64; theta fp32 [n]."""
+    """Digest of theta (fp32 [n]): the sum of bits32(theta_i) times an odd factor of (i, ident), modulo 2^64."""
     total = 0
     for place, _, first in stretches(theta.size, start, rows):
         bits = theta[place].view(np.uint32).astype(np.uint64)

@@ -1,10 +1,10 @@
-"""The table of reference.py as straight lines, for devices that compute sooner than they look up a large table.
+"""The noise table of reference.py as line segments, for devices that compute faster than they look up a large table.
 
-Invariant: exactly the table, at every one of the 32,768 places of its first half (the table is odd).
+Invariant: the segments give exactly the table at each of the 32,768 places of its first half (the table is odd).
 
-At a place p the table is (intercept + slope * p) >> SHIFT, in 32-bit integers that wrap around. Places share a line
-where the floats p + OFFSET have the same upper 16 bits: there are 128 segments to an octave, so that they are short
-where the table is steep. With 64, or with most other offsets, there are segments in which no line is right everywhere.
+The table value at place p is (intercept + slope * p) >> SHIFT, in 32-bit integers that wrap around. Places share a
+segment if the floats p + OFFSET have the same upper 16 bits. This gives 128 segments per octave, short where the table
+is steep. With 64 per octave, or with most other offsets, some segments have no line that is exact everywhere.
 """
 
 import numpy as np
@@ -15,11 +15,11 @@ OFFSET, SHIFT = 160, 16
 FIRST = 0x4320
 """The upper 16 bits of the float OFFSET: segment 0."""
 SEGMENTS = 1024
-"""As many as a kernel looks up in, a power of two; there are lines for 993."""
+"""Number of entries that a kernel looks up in, a power of two; 993 of them hold a line."""
 
 
 def segments() -> Array:
-    """int64 [SEGMENTS]: the slope in the upper 32 bits, the intercept in the lower."""
+    """All segments, int64 [SEGMENTS]: the slope in the upper 32 bits, the intercept in the lower 32."""
     values = table()[: table().size // 2].astype(np.int64)
     places = np.arange(values.size)
     firsts = np.flatnonzero(np.diff(segment_of(places), prepend=-1))
@@ -31,12 +31,12 @@ def segments() -> Array:
 
 
 def segment_of(places: Array) -> Array:
-    """int64, as many."""
+    """The segment number of each place, int64."""
     return ((places + OFFSET).astype(np.float32).view(np.uint32) >> SHIFT).astype(np.int64) - FIRST
 
 
 def _line(places: Array, values: Array) -> tuple[int, int]:
-    """Intercept and slope, in the middle of those that are right everywhere; any two places bound the slope."""
+    """Intercept and slope, in the middle of all exact ones; any two places bound the slope."""
     slope = 0
     if places.size > 1:
         one, other = np.triu_indices(places.size, 1)

@@ -1,7 +1,8 @@
-"""One pool of threads for kernels that release the GIL.
+"""One thread pool for kernels that release the GIL.
 
-Ours, because numba's default threading layer aborts on two concurrent parallel calls. Invariant: all threads are
-started at once, by `start`, so they keep the CPU affinity of that moment whatever an inference engine narrows later.
+numba's own threads are not used, because its default threading layer aborts on two concurrent parallel calls.
+Invariant: `start` starts all threads at once, so they keep the CPU affinity of that moment even if an inference engine
+narrows the affinity of the process later.
 """
 
 import os
@@ -18,14 +19,17 @@ _num_threads = 0
 
 
 def start(num_threads: int | None = None) -> int:
-    """Have a pool of `num_threads` (default: as before, else the CPUs of this process) running; returns its size."""
+    """Start the pool with `num_threads` threads and return their number.
+
+    By default an existing pool is kept, and a new one gets one thread per CPU of this process.
+    """
     with _lock:
         _running(num_threads)
         return _num_threads
 
 
 def run(work: Callable[[Item], object], items: Iterable[Item]) -> None:
-    """work(item) for every item, spread over the pool; returns when all are done, raises the first error."""
+    """Call work(item) for every item, spread over the pool; return when all are done, or raise the first error."""
     items = list(items)
     queue = iter(items)
 
@@ -44,7 +48,7 @@ def run(work: Callable[[Item], object], items: Iterable[Item]) -> None:
 
 
 def _running(num_threads: int | None) -> ThreadPoolExecutor:
-    """The pool; a new one where the size changes. Call with the lock."""
+    """The pool, replaced if the size changes. The caller holds the lock."""
     global _pool, _num_threads
     wanted = num_threads or _num_threads or len(os.sched_getaffinity(0))
     if _pool is None or wanted != _num_threads:
@@ -59,7 +63,7 @@ def _running(num_threads: int | None) -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """Threads do not survive a fork."""
+    """Drop the pool in a forked child, because threads do not survive a fork."""
     global _pool, _lock
     _pool, _lock = None, Lock()
 

@@ -1,4 +1,4 @@
-"""theta: the arena that holds it, the checkpoints it is read from and written to."""
+"""The parameters theta: the arena that holds them and the checkpoints that they are read from and written to."""
 
 from hpc_es.params.arena import Arena
 from hpc_es.params.layout import check_memory, num_bytes

@@ -1,8 +1,9 @@
-"""The arena: one flat fp32 buffer that holds theta and, behind it, what an optimiser keeps beside theta.
+"""The arena: one flat fp32 buffer that holds theta, followed by the optimiser's state.
 
-Invariant: its layout is a pure function of the checkpoint's headers, the scope and the optimiser (see layout.py), so
-another process attaches to the same memory by path; and theta is always theta_version, changed only by consecutive
-commits or by loading, never by subtraction. The digest covers both: m and v decide what theta becomes.
+Invariant: the layout is a pure function of the checkpoint's headers, the scope and the optimiser (see layout.py), so
+that another process can attach to the same memory by path. theta is always theta_version and changes only by
+consecutive commits or by loading, never by subtracting noise. The digest also covers the optimiser's state, because it
+decides what theta becomes.
 """
 
 import math
@@ -31,14 +32,14 @@ CAST: dict[Dtype, np.dtype[Any]] = {
     "bfloat16": np.dtype(np.uint16),
     "float16": np.dtype(np.float16),
 }
-"""What a perturbed tensor comes as; bfloat16 as its bits."""
+"""numpy type of a perturbed tensor; bfloat16 is kept as its bits."""
 
 CHUNK = 2**19
-"""Elements that one thread takes at a time."""
+"""Elements that one thread processes at a time."""
 
 
 class Piece(NamedTuple):
-    """Consecutive elements of one tensor, beginning at a block."""
+    """Consecutive elements of one tensor, starting at a block boundary."""
 
     slot: Slot
     start: int
@@ -57,21 +58,22 @@ class Piece(NamedTuple):
 
 
 class Arena:
-    """theta and optimiser state in fp32. Not safe for two writers; reading while `apply` runs sees torn versions."""
+    """theta and optimiser state in fp32. Not safe for two writers; a reader sees a mix of versions while `apply`
+    runs."""
 
     version: int
     base_digest: int
     memory_path: Path | None
-    """Where another process finds the memory while this one lives; None when it is private."""
+    """Path by which another process can attach to the memory while this one lives; None if the memory is private."""
     optimiser: optimisers.Kind
-    """Whose state lies beside theta."""
+    """The optimiser whose state is kept beside theta."""
     seconds_to_load: float = 0.0
-    """What reading theta_0 took; 0 where another process did."""
+    """Seconds that reading theta_0 took; 0 if another process read it."""
 
     def __init__(
         self, slots: Sequence[Slot], buffer: Any | None, memory_path: Path | None, optimiser: optimisers.Kind
     ) -> None:
-        """Not for callers: see from_pretrained and attach."""
+        """Internal; use from_pretrained or attach."""
         self._slots = {slot.stored.name: slot for slot in slots}
         self.optimiser = optimiser
         size = num_elements(slots)
@@ -89,12 +91,12 @@ class Arena:
         shared: bool = False,
         optimiser: optimisers.Kind = "none",
     ) -> "Arena":
-        """theta_0 of a Hugging Face folder, and the optimiser's state at zero.
+        """Load theta_0 from a Hugging Face folder, with the optimiser's state at zero.
 
-        `include` and `exclude` are fnmatch patterns of the names that are trained; the others stay as they are.
-        `buffer` is writable memory of num_bytes(...) bytes to use (pinned, say); `shared` puts the arena into
-        memory that other processes can attach to and that vanishes with the last of them, however they die.
-        `optimiser`: es.optimiser.kind of the run; commits of another are refused. Errors: ModelError.
+        `include` and `exclude` are fnmatch patterns that select the tensors to train; all others stay fixed.
+        `buffer` is writable memory of num_bytes(...) bytes to use, for example pinned memory. `shared` puts the arena
+        into memory that other processes can attach to; it is freed when the last of them ends, even by a crash.
+        `optimiser` is es.optimiser.kind of the run; commits of another optimiser are refused. Errors: ModelError.
         """
         slots = lay_out(path, include, exclude, optimiser)
         if shared:
@@ -121,9 +123,9 @@ class Arena:
         base_digest: int,
         optimiser: optimisers.Kind = "none",
     ) -> "Arena":
-        """The arena that another process made with shared=True, at `memory_path`; nothing is copied.
+        """Attach to the arena that another process made with shared=True, at `memory_path`; nothing is copied.
 
-        Errors: ModelError when it is gone or its size does not fit the model.
+        Errors: ModelError when the memory is gone or its size does not fit the model.
         """
         memory_path = Path(memory_path)
         slots = lay_out(model_path, include, exclude, optimiser)
@@ -138,7 +140,7 @@ class Arena:
 
     @property
     def trained(self) -> list[str]:
-        """The names that noise and updates reach."""
+        """Names of the tensors that noise and updates apply to."""
         return [name for name, slot in self._slots.items() if slot.trained]
 
     @property
@@ -151,7 +153,7 @@ class Arena:
 
     @property
     def memory(self) -> Array:
-        """The whole buffer, fp32; to register as pinned."""
+        """The whole buffer, fp32; for registering it as pinned memory."""
         return self._flat
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -162,12 +164,12 @@ class Arena:
         return self._slot(name).stored.dtype
 
     def tensor(self, name: str) -> Array:
-        """float32 view of a tensor of theta."""
+        """A float32 view of one tensor of theta."""
         slot = self._slot(name)
         return self._at(slot.offset, slot).reshape(slot.stored.shape)
 
     def contents(self) -> dict[str, Array]:
-        """All that makes up this version, as float32 views: theta by name, then `<name>#m` and `<name>#v`."""
+        """Everything that makes up this version, as float32 views: theta by name, then `<name>#m` and `<name>#v`."""
         theta = {name: self.tensor(name) for name in self._slots}
         state = {
             kept.name: self._at(kept.offset, slot).reshape(slot.stored.shape)
@@ -177,21 +179,21 @@ class Arena:
         return theta | state
 
     def digest(self) -> int:
-        """64-bit digest of the bits of theta, over every tensor, trained or not, and of the optimiser's state."""
+        """64-bit digest of the bits of every tensor of theta, trained or not, and of the optimiser's state."""
         return self._sum(Piece.digest)
 
     def digest_of(self, names: Iterable[str]) -> int:
-        """What these tensors, and the optimiser's state of them, add to the digest."""
+        """Share of the digest of these tensors and their optimiser state."""
         return self._sum(Piece.digest, names)
 
     def theta_digest(self) -> int:
-        """Digest of theta alone: the base digest of an arena that was loaded from this one's export."""
+        """Digest of theta alone: the base digest of an arena loaded from an export of this one."""
         return self._sum(Piece.theta_digest)
 
     def perturbed(self, name: str, member: Member | None, dtype: Dtype, out: Array | None = None) -> Array:
-        """cast(theta + sigma * sign * eps) of one tensor; cast(theta) for the centre (None) and outside the scope.
+        """One tensor as cast(theta + sigma * sign * eps); cast(theta) for the centre (None) and untrained tensors.
 
-        Returns float32, float16, or uint16 bits for bfloat16, in the tensor's shape; `out` is filled if given
+        Returns float32, float16, or uint16 bits for bfloat16, in the tensor's shape. `out`, if given, is filled
         (contiguous, any shape).
         """
         slot = self._slot(name)
@@ -201,10 +203,10 @@ class Arena:
         return out.reshape(slot.stored.shape)
 
     def perturb_into(self, outs: Mapping[str, Array], member: Member | None) -> int:
-        """As `perturbed`, for many tensors at once: fill contiguous arrays of float32, float16 or bfloat16 bits.
+        """Like `perturbed`, for many tensors at once: fill contiguous arrays of float32, float16 or bfloat16 bits.
 
-        Returns these tensors' share of the digest, taken in the same pass. An optimiser's state has no part in the
-        member, but it is in the digest that every result proves.
+        Returns these tensors' share of the digest, computed in the same pass. The optimiser's state does not affect the
+        member, but it is part of the digest that every result reports.
         """
         flat = {name: _flat_view(self._slot(name), out) for name, out in outs.items()}
         noisy, shares = perturbation_of(member), list[int]()
@@ -219,10 +221,10 @@ class Arena:
         return sum(shares) % 2**64
 
     def stream(self, member: Member | None, dtype: Dtype, buffer_bytes: int = 2**26) -> "Stream":
-        """(name, perturbed tensor) of all tensors in canonical order, many computed at once.
+        """Iterate over (name, perturbed tensor) in canonical order, computing many tensors at once.
 
-        The arrays lie in one buffer of `buffer_bytes` (or the largest tensor, if that is more) and are overwritten
-        later: copy what must outlive the next step.
+        The arrays share one buffer of `buffer_bytes` (or the size of the largest tensor, if that is more) that later
+        steps overwrite: copy what must outlive the next step.
         """
         return Stream(self, list(self._slots.values()), member, dtype, buffer_bytes)
 
@@ -234,28 +236,32 @@ class Arena:
     def apply(self, commits: Sequence[Commit], *, rank: int = 0, num_ranks: int = 1) -> UpdateReport:
         """Apply the commits version + 1, version + 2, ... in one streaming pass.
 
-        With several ranks on one memory, each updates a disjoint slice and reports partial sums (see combine).
-        Errors: as `updates`; nothing is changed then.
+        If several ranks share the memory, each updates a disjoint slice and reports partial sums (see combine).
+        Errors: those of `updates`, before anything has changed.
         """
         return self._advance(self.updates(commits), rank, num_ranks)
 
     def updates(self, commits: Sequence[Commit]) -> list[Update]:
-        """What the commits version + 1, version + 2, ... ask of the kernels.
+        """The kernel updates for the commits version + 1, version + 2, ...
 
-        Errors: StoreError when they do not follow on from this version, or take another optimiser's state.
+        Errors: StoreError when the commits do not continue from this version, or need another optimiser's state.
         """
         expected = list(range(self.version + 1, self.version + 1 + len(commits)))
         if (versions := [commit.version for commit in commits]) != expected:
-            raise StoreError(f"commits {versions} do not follow on from version {self.version}; expected {expected}")
+            raise StoreError(f"commits {versions} do not continue from version {self.version}; expected {expected}")
         kinds = {commit.seeds.step.kind if commit.seeds.step else "none" for commit in commits}
         if other := kinds - {self.optimiser}:
-            raise StoreError(f"commits with es.optimiser.kind={other.pop()} cannot be applied to {self.optimiser}'s")
+            raise StoreError(
+                f"commits with es.optimiser.kind={other.pop()} cannot be applied to an arena with the state of "
+                f"{self.optimiser}"
+            )
         return [update_of(commit) for commit in commits]
 
     def reload(self, checkpoint: Path | None) -> None:
-        """theta and state := a checkpoint folder of the run, or theta_0 and zero (None). Sets `version`.
+        """Load theta and state from a checkpoint folder of the run, or theta_0 and zero state (None). Sets `version`.
 
-        Errors: StoreError for a damaged checkpoint or one of another base, ModelError when the base has changed.
+        Errors: StoreError for a damaged checkpoint or a checkpoint of another base model, ModelError when the base
+        model has changed.
         """
         if checkpoint is None:
             self._begin()
@@ -265,13 +271,17 @@ class Arena:
             return
         manifest = checkpoints.read_numbered(checkpoint)
         if manifest.base_digest != self.base_digest:
-            raise StoreError(f"{checkpoint} belongs to another base model; use the model that the run began with")
+            raise StoreError(f"{checkpoint} belongs to another base model; use the model that the run started from")
         try:
             self._fill(self.contents(), scan_file(checkpoint / checkpoints.THETA))
         except ModelError as error:
-            raise StoreError(f"the checkpoint {checkpoint} is damaged ({error}); remove it, others serve") from error
+            raise StoreError(
+                f"the checkpoint {checkpoint} is damaged ({error}); remove it, and an older one is used"
+            ) from error
         if self.digest() != manifest.digest:
-            raise StoreError(f"the checkpoint {checkpoint} is damaged (its digest differs); remove it, others serve")
+            raise StoreError(
+                f"the checkpoint {checkpoint} is damaged (its digest differs); remove it, and an older one is used"
+            )
         self.version = manifest.version
 
     def _slot(self, name: str) -> Slot:
@@ -284,7 +294,7 @@ class Arena:
             ) from None
 
     def _at(self, offset: int, slot: Slot) -> Array:
-        """The elements of a tensor, or of its state, flat."""
+        """The elements of a tensor, or of its optimiser state, as a flat view."""
         return self._flat[offset : offset + slot.stored.size]
 
     def _pieces(self, slots: Iterable[Slot]) -> list[Piece]:
@@ -305,22 +315,22 @@ class Arena:
         return sum(shares) % 2**64
 
     def _begin(self) -> None:
-        """theta := theta_0, state := 0. Errors: ModelError."""
+        """Set theta to theta_0 and the state to zero. Errors: ModelError."""
         contents = self.contents()
         self._fill({name: contents.pop(name) for name in self.names}, [slot.stored for slot in self._slots.values()])
         for kept in contents.values():
             kept[...] = 0
 
     def _fill(self, contents: Mapping[str, Array], tensors: Sequence[Stored]) -> None:
-        """contents := the stored values of tensors with exactly these names and shapes. Errors: ModelError."""
+        """Fill contents with the stored values of tensors with exactly these names and shapes. Errors: ModelError."""
         stored = {tensor.name: tensor for tensor in tensors}
         shapes = {name: values.shape for name, values in contents.items()}
         if {name: tensor.shape for name, tensor in stored.items()} != shapes:
-            raise ModelError("its tensors are not those of the model")
+            raise ModelError("the names or shapes of its tensors differ from the model's")
         threads.run(lambda item: stored[item[0]].read_into(item[1].reshape(-1)), contents.items())
 
     def _advance(self, updates: list[Update], rank: int, num_ranks: int) -> UpdateReport:
-        """Apply one rank's share of the updates; every num_ranks-th piece is this rank's."""
+        """Apply one rank's share of the updates; this rank owns every num_ranks-th piece."""
         begin = time.monotonic()
         traces: dict[int, Trace] = {}
         pieces = self._pieces(self._slots.values())
@@ -342,10 +352,10 @@ class Arena:
 
 
 class Stream:
-    """The perturbed tensors of an arena, to be iterated over once."""
+    """Iterates once over the perturbed tensors of an arena."""
 
     digest = 0
-    """Of the arena that was read: whole once all tensors have come."""
+    """Digest of the arena; complete after the last tensor."""
 
     def __init__(self, arena: Arena, slots: list[Slot], member: Member | None, dtype: Dtype, buffer_bytes: int) -> None:
         self._arena, self._member, self._dtype = arena, member, dtype
@@ -372,14 +382,14 @@ class Stream:
 def _flat_view(slot: Slot, out: Array) -> Array:
     if not out.flags.c_contiguous or out.dtype not in CAST.values() or out.size != slot.stored.size:
         raise ModelError(
-            f"{slot.stored.name} is perturbed into a contiguous array of float32, float16 or bfloat16 bits (uint16) "
-            f"with {slot.stored.size} elements; this one is {out.dtype} with {out.size}"
+            f"the output for {slot.stored.name} must be a contiguous array of float32, float16 or bfloat16 bits "
+            f"(uint16) with {slot.stored.size} elements; this one is {out.dtype} with {out.size}"
         )
     return out.reshape(-1)
 
 
 def perturbation_of(member: Member | None) -> Perturbation | None:
-    """What a member asks of the kernels; None for the centre."""
+    """A member's noise as the kernels take it; None for the centre."""
     if member is None:
         return None
     scale = float(np.float32(member.sigma * member.sign / 4096))
@@ -387,7 +397,7 @@ def perturbation_of(member: Member | None) -> Perturbation | None:
 
 
 def update_of(commit: Commit) -> Update:
-    """What a commit asks of the kernels."""
+    """A commit's change of theta as the kernels take it."""
     body = commit.seeds
     terms = () if commit.null else body.terms
     step = None

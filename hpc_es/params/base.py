@@ -1,7 +1,7 @@
-"""Where a live model's weights are written from: theta in host memory, streamed through a device, or kept on it.
+"""A base holds the theta from which a live model's weights are written: in host memory, streamed or on the device.
 
-Invariant: whichever base is in use, the same member gives the same bits, and the shares of the digest over all ranks
-sum to that of the arena.
+Invariant: with every base, the same member gives the same bits, and the digest shares of all ranks sum to the arena's
+digest.
 """
 
 from collections.abc import Sequence
@@ -18,28 +18,28 @@ from hpc_es.params.report import UpdateReport
 from hpc_es.records import Commit, Member
 
 Target = tuple[Region, torch.Tensor]
-"""A region and the run of live memory that holds it: contiguous, 1-D; float32, bfloat16 or float16."""
+"""A region and the live memory that holds it: contiguous, 1-D; float32, bfloat16 or float16."""
 
 
 class Base(Protocol):
-    """theta of one rank. A base is made for the arena that all ranks of an engine share, and for the runs of live
-    memory that its rank's model consists of (regions)."""
+    """theta of one rank: made from the arena that all ranks of an engine share, for the regions of live memory that
+    make up this rank's model."""
 
     unheld: int
-    """This rank's share of the digest of tensors that are in no live memory: constant, since they are not trained."""
+    """This rank's share of the digest of tensors that the live model does not hold; constant, as they are untrained."""
 
     def write(self, member: Member | None) -> int:
         """Write a member, or the centre (None), into live memory. Returns this rank's share of the digest."""
 
     def apply(self, commits: Sequence[Commit]) -> UpdateReport:
-        """Advance this rank's share of theta by consecutive commits; partial sums, as Arena.apply."""
+        """Advance this rank's share of theta by consecutive commits; reports partial sums, like Arena.apply."""
 
     def reload(self) -> None:
         """Note that the arena was reloaded."""
 
 
 class HostBase:
-    """Live memory is host memory: theta is cast into it straight from the arena, with nothing in between."""
+    """The base for live memory on the host: members are cast into it directly from the arena."""
 
     unheld = 0
 
@@ -78,19 +78,19 @@ class HostBase:
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one thread writes at a time."""
+    """The part of a region that one thread writes at a time."""
 
     region: Region
     ident: int
     theta: Array
-    """From the region's first element to its last."""
+    """The tensor's elements from the region's first to its last, gaps between rows included."""
     out: Array
     trained: bool
     state: tuple[State, ...]
     """Optimiser state of the same elements; none if this copy does not count."""
 
     def write(self, noisy: Perturbation | None) -> int:
-        """Returns this piece's share of the digest."""
+        """Write the perturbed elements; return this piece's share of the digest."""
         start, rows = self.region.start, self.region.noise_rows
         noisy = noisy if self.trained else None
         share = kernels().perturb(self.theta, self.out, self.ident, noisy, start=start, rows=rows)
@@ -100,6 +100,6 @@ class _Piece:
 
 
 def _as_array(live: torch.Tensor) -> Array:
-    """The same memory; bfloat16 as its bits."""
+    """A numpy view of the same memory; bfloat16 as its bits."""
     values = live.detach()
     return (values.view(torch.uint16) if values.dtype == torch.bfloat16 else values).numpy()

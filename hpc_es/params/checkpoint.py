@@ -1,7 +1,8 @@
 """Checkpoints of a run: theta_v and the optimiser's state as fp32 safetensors, with a manifest that names their digest.
 
 Invariant: a folder with a checkpoint's name is complete and on disk. It is written under a temporary name, synced
-and renamed, so that an interrupted write leaves nothing that counts. The base model is checkpoint 0 and not here.
+and renamed, so that an interrupted write never looks like a checkpoint. The base model is checkpoint 0 and is not
+stored here.
 """
 
 import contextlib
@@ -33,17 +34,17 @@ log = logging.getLogger(__name__)
 
 
 class Manifest(Struct, frozen=True):
-    """manifest.json: what a checkpoint, or an exported folder, holds."""
+    """Contents of manifest.json, which describes a checkpoint or an exported folder."""
 
     version: int
     digest: int
-    """Digest of theta_version in fp32 (and of the optimiser's state), whatever type the weights beside it have."""
+    """Digest of theta_version in fp32 and of the optimiser's state, whatever `dtype` the weights are stored in."""
     base_digest: int
     num_parameters: int
     dtype: str = "float32"
-    """dtype of the weights in the same folder."""
+    """dtype of the weights in this folder."""
     theta_digest: int | None = None
-    """Digest of theta alone, for exported folders; equal to `digest` where there is no optimiser."""
+    """Digest of theta alone, for exported folders; equal to `digest` without an optimiser."""
 
 
 def write(run: RunPaths, arena: "Arena", digest: int | None = None) -> Path:
@@ -52,7 +53,7 @@ def write(run: RunPaths, arena: "Arena", digest: int | None = None) -> Path:
 
 
 def adopt(run: RunPaths, version: int) -> Path:
-    """Make what a trainer wrote the checkpoint of a committed version; return its folder. Errors: StoreError."""
+    """Move a trainer's folder to the checkpoint of a committed version, and return it. Errors: StoreError."""
     trained, folder = run.trained(version), run.checkpoint(version)
     if trained.exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -66,10 +67,10 @@ def adopt(run: RunPaths, version: int) -> Path:
 
 
 def write_folder(folder: Path, arena: "Arena", digest: int | None = None) -> Path:
-    """Write theta_version to `folder` and return it; `digest` saves a pass where it is known.
+    """Write theta_version to `folder` and return it. Passing a known `digest` saves a pass over theta.
 
-    theta must not change meanwhile. A checkpoint of the same version is replaced unless it has the same digest and
-    its file is whole.
+    theta must not change during the call. An existing checkpoint of the same version is replaced unless it has the same
+    digest and its file is complete.
     Errors: StoreError, for instance when the disk is full; nothing is left behind.
     """
     digest = arena.digest() if digest is None else digest
@@ -89,7 +90,7 @@ def write_folder(folder: Path, arena: "Arena", digest: int | None = None) -> Pat
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Errors: StoreError."""
+    """Read manifest.json of a folder. Errors: StoreError."""
     path = folder / MANIFEST
     try:
         return read_json(path, Manifest)
@@ -105,7 +106,7 @@ def read_numbered(folder: Path) -> Manifest:
     if folder.name != RunPaths(folder).checkpoint(manifest.version).name:
         raise StoreError(
             f"the checkpoint {folder} holds version {manifest.version}, so it was renamed or is from another run; "
-            "remove it, others serve"
+            "remove it, and an older one is used"
         )
     return manifest
 
@@ -115,10 +116,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def restore(run: RunPaths, arena: "Arena", version: int, digests: Mapping[int, int]) -> int:
-    """theta := the newest intact checkpoint at or before `version`, else theta_0. Returns its version.
+    """Load the newest intact checkpoint at or before `version`, else theta_0, and return its version.
 
-    `digests`: of every version, as the journal has them. Checkpoints that are damaged or have another digest are passed
-    over with a warning. Errors: ModelError when the base has changed.
+    `digests` maps every version to its digest in the journal. Checkpoints that are damaged or have another digest are
+    skipped with a warning. Errors: ModelError when the base model has changed.
     """
     for written, folder in starts(run, version):
         try:
@@ -138,19 +139,20 @@ def starts(run: RunPaths, version: int) -> list[tuple[int, Path]]:
 
 
 def refuse_another(folder: Path, digests: Mapping[int, int]) -> None:
-    """Errors: StoreError when a checkpoint is not the one that the run wrote, or says nothing of what it is."""
+    """Refuse a checkpoint that this run did not write, or that has no readable manifest. Errors: StoreError."""
     manifest = read_numbered(folder)
     if (recorded := digests.get(manifest.version)) != manifest.digest:
-        said = "no digest of that version" if recorded is None else f"digest {recorded:016x}"
+        said = "no digest for that version" if recorded is None else f"digest {recorded:016x}"
         raise StoreError(
             f"the checkpoint {folder} has digest {manifest.digest:016x}, but the journal has {said}: it is from "
-            "another run; remove it, others serve"
+            "another run; remove it, and an older one is used"
         )
 
 
 def set_aside(run: RunPaths, digests: Mapping[int, int]) -> None:
-    """Rename what is no checkpoint of this run, so that no worker begins from it. For the one head of a run, at its
-    start: a damaged one stays, because whoever loads it finds that out.
+    """Rename checkpoints that are not from this run, so that no worker starts from them.
+
+    Only the head calls this, when it starts. Damaged checkpoints keep their names, because loading detects the damage.
     """
     for _, folder in run.written_checkpoints():
         try:
@@ -168,12 +170,12 @@ def set_aside(run: RunPaths, digests: Mapping[int, int]) -> None:
 
 
 def pass_over(error: StoreError) -> None:
-    """Say why a checkpoint does not serve; the next older one, or the base, will."""
-    log.warning("%s; going on without it", error)
+    """Log why a checkpoint is skipped; the caller then uses an older one or the base model."""
+    log.warning("%s; skipping it", error)
 
 
 def prune(run: RunPaths, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints, and what interrupted writes left."""
+    """Remove all but the newest `keep` checkpoints, and the remains of interrupted writes."""
     for _, folder in run.written_checkpoints()[:-keep]:
         shutil.rmtree(folder, ignore_errors=True)
     for folder in run.checkpoints.glob(f"{_TEMPORARY}*"):
@@ -182,9 +184,9 @@ def prune(run: RunPaths, keep: int) -> None:
 
 @contextlib.contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """Gives a temporary folder beside `folder`; on success everything in it is synced and it takes the name.
+    """Yield a temporary folder beside `folder`; on success, sync its contents and rename it to `folder`.
 
-    Errors: StoreError for whatever the file system refuses; the temporary folder is removed.
+    Errors: StoreError when the file system refuses an operation; the temporary folder is then removed.
     """
     temporary = folder.with_name(f"{_TEMPORARY}{folder.name}-{os.getpid()}")
     try:
@@ -195,7 +197,9 @@ def written_whole(folder: Path) -> Iterator[Path]:
         temporary.rename(folder)
         _sync(folder.parent)
     except OSError as error:
-        raise StoreError(f"{folder} cannot be written ({error.strerror}); make room or change its rights") from error
+        raise StoreError(
+            f"{folder} cannot be written ({error.strerror}); free disk space or change its permissions"
+        ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

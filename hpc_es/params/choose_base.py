@@ -1,4 +1,4 @@
-"""Choose where a live model's weights are written from: the host's memory or a device's."""
+"""Choose where to keep the theta from which a live model's weights are written: on the host or on a device."""
 
 from collections.abc import Collection, Sequence
 
@@ -15,9 +15,9 @@ def make_base(
     residence: Residence,
     unheld: Collection[str] = (),
 ) -> Base:
-    """The base of one rank: of its device where live memory is on one, else the host's.
+    """Make the base of one rank, for a device if live memory is on one, else for the host.
 
-    `unheld`: names of untrained tensors that no rank's live memory holds.
+    `unheld` are the names of untrained tensors that no rank's live memory holds.
     """
     base: Base
     if all(live.device.type == "cpu" for _, live in targets):

@@ -1,7 +1,8 @@
-"""theta kept on the device in float32, as the compact regions of one rank; and whether there is room for that.
+"""theta kept on the device in float32, as the compact regions of one rank, if there is enough memory.
 
-Invariant: what is written and reported is, bit for bit, what the host's arena would give. The arena's memory stays
-behind while commits are applied here; only `reload` reads it again, and its `version` counts what is held here.
+Invariant: weights and digests are, bit for bit, those that the host's arena would give. Commits are applied on the
+device only, so the arena's memory becomes outdated until `reload` reads it again; the arena's `version` is that of the
+theta on the device.
 """
 
 import logging
@@ -25,7 +26,7 @@ from hpc_es.params.pinned import pin
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
 from hpc_es.params.room import RESERVE, Residence
-from hpc_es.params.streamed import MOST_STAGING, Ring, StreamedBase, Whole, held_by, in_passes
+from hpc_es.params.streamed import MAX_STAGING, Ring, StreamedBase, UpdateGuard, held_by, in_passes
 from hpc_es.params.streams import Streams, streams_on
 from hpc_es.records import Commit, Member
 
@@ -33,10 +34,11 @@ log = logging.getLogger(__name__)
 
 
 def device_base(arena: Arena, targets: Sequence[Target], rank: int, num_ranks: int, residence: Residence) -> Base:
-    """The base of a rank whose live memory is on a device: theta on it as well, or streamed from pinned host memory.
+    """Make the base of a rank whose live memory is on a device: theta on the device too, or streamed from host memory.
 
-    auto: on the device where every rank has room. All ranks call this at once, when the engine has what it needs:
-    what is free then is taken to be free for good. Errors: EngineError when residence is `device` and there is no room.
+    `auto` keeps theta on the device if every rank has room. All ranks call this at the same time, after the engine has
+    allocated its memory, because memory that is free then is assumed to stay free. Errors: EngineError when residence
+    is `device` and there is no room.
     """
     device = targets[0][1].device
     pinned = pin(arena.memory, arena)
@@ -44,8 +46,8 @@ def device_base(arena: Arena, targets: Sequence[Target], rank: int, num_ranks: i
     has_room = needed + RESERVE <= free
     if residence == "device" and not has_room:
         raise EngineError(
-            f"engine.base=device needs {needed} bytes on {device}, and {RESERVE} in reserve, beside the engine's own; "
-            f"{free} are free: leave the engine less (engine.extra.gpu_memory_utilization), or use engine.base=host"
+            f"engine.base=device needs {needed} bytes on {device} and {RESERVE} in reserve, beside the engine's own "
+            f"memory, but {free} are free: lower engine.extra.gpu_memory_utilization, or use engine.base=host"
         )
     if residence == "auto":
         has_room = all_ranks(has_room, num_ranks, device)
@@ -53,20 +55,22 @@ def device_base(arena: Arena, targets: Sequence[Target], rank: int, num_ranks: i
     with extra_memory(device) as extra:
         make = DeviceBase if keep else StreamedBase
         base: Base = make(arena, targets, device, rank, num_ranks)
-    bound = MOST_STAGING + needed * keep
+    bound = MAX_STAGING + needed * keep
     if extra.peak > bound:
-        raise EngineError(f"theta took {extra.peak} bytes of {device} at its peak; {bound} were to be enough")
+        raise EngineError(f"theta took {extra.peak} bytes of {device} at its peak, more than the expected {bound}")
     where = "on the device" if keep else f"in {'pinned' if pinned else 'pageable'} host memory"
     log.info(
-        "theta is kept %s: %.2f GiB needed, %.2f GiB free; the device holds %.1f MiB more for it, at the peak %.1f MiB",
+        "theta is kept %s: %.2f GiB needed, %.2f GiB free; it takes %.1f MiB of device memory, %.1f MiB at the peak",
         *(where, needed / 2**30, free / 2**30, extra.held / 2**20, extra.peak / 2**20),
     )
     return base
 
 
 def all_ranks(mine: bool, num_ranks: int, device: torch.device) -> bool:
-    """Whether all ranks say so; they ask each other through the engine's default process group. They stream from one
-    arena, which each of them updates a part of, so they must all choose alike. False where they cannot ask."""
+    """Whether every rank passes True, decided through the engine's default process group; False if there is none.
+
+    All ranks must choose the same: when they stream, each of them updates a part of one shared arena.
+    """
     if num_ranks == 1:
         return mine
     if not distributed.is_initialized() or distributed.get_world_size() != num_ranks:
@@ -77,19 +81,19 @@ def all_ranks(mine: bool, num_ranks: int, device: torch.device) -> bool:
 
 
 def bytes_needed(arena: Arena, regions: Iterable[Region]) -> int:
-    """Device memory of a DeviceBase that holds these regions."""
+    """Bytes of device memory that a DeviceBase with these regions takes."""
     trained, state = set(arena.trained), len(optimisers.STATE[arena.optimiser])
     return sum(4 * _padded(r.size) * (1 + state * (r.name in trained)) for r in regions)
 
 
 def bytes_free(device: torch.device) -> int:
-    """Free bytes of the device, whichever process took the rest."""
+    """Free bytes of the device, counting the use of all processes."""
     return int(torch.cuda.mem_get_info(device)[0])
 
 
 @dataclass
 class Extra:
-    """Bytes that torch's allocator has given out since it was made."""
+    """Bytes that torch's allocator gave out within `extra_memory`."""
 
     held: int = 0
     peak: int = 0
@@ -97,7 +101,7 @@ class Extra:
 
 @contextmanager
 def extra_memory(device: torch.device) -> Iterator[Extra]:
-    """Measures what is done inside."""
+    """Measure the device memory that the body of the `with` statement allocates."""
     extra, before = Extra(), torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     yield extra
@@ -106,15 +110,15 @@ def extra_memory(device: torch.device) -> Iterator[Extra]:
 
 
 class _Copy(NamedTuple):
-    """A region on the device, one row beside the other."""
+    """A region's compact copy on the device, without gaps between rows."""
 
     region: Region
     planes: list[torch.Tensor]
-    """theta, and the optimiser's state."""
+    """theta and the optimiser's state."""
 
 
 class DeviceBase:
-    """A base (params/base.py): a member is a few kernels, from device memory to device memory."""
+    """The base (params/base.py) that writes a member with a few kernels, from device memory to device memory."""
 
     unheld = 0
 
@@ -129,7 +133,7 @@ class DeviceBase:
         ring: Ring | None = None,
         streams: Streams | None = None,
     ) -> None:
-        """`rank` and `num_ranks` do not matter: the regions say what is this rank's, and which of them count."""
+        """`rank` and `num_ranks` are ignored: the regions say what this rank holds and which copies count."""
         self.arena, self._device = arena, device
         self._streams = streams or streams_on(device)
         memory = torch.empty(bytes_needed(arena, [region for region, _ in targets]) // 4, device=device)
@@ -152,12 +156,12 @@ class DeviceBase:
             self._copies.append(_Copy(region, planes))
         self._theta, self._state = Pieces(theta, device), Pieces(state, device)
         self._untrained = Pieces([piece for piece in theta if not piece.trained], device)
-        self._whole = Whole()
+        self._guard = UpdateGuard()
         self._load(ring or Ring(device))
 
     def write(self, member: Member | None) -> int:
         """See Base.write."""
-        self._whole.check()
+        self._guard.check()
         total = cuda.zero(self._device)
         self._theta.perturb(perturbation_of(member), total)
         return (int(total) + self._digest_of_state + self.unheld) % 2**64
@@ -165,12 +169,12 @@ class DeviceBase:
     def apply(self, commits: Sequence[Commit]) -> UpdateReport:
         """See Base.apply."""
         begin = time.monotonic()
-        self._whole.check()
+        self._guard.check()
         updates = self.arena.updates(commits)
         if not updates:
             digest = (self._digest(self._theta) + self._digest_of_state + self.unheld) % 2**64
             return UpdateReport((digest,), (), time.monotonic() - begin)
-        with self._whole.update():
+        with self._guard.update():
             trace = in_passes(updates, self._pass)
         self.arena.version += len(updates)
         untouched = self._digest_of_untrained + self.unheld
@@ -189,9 +193,9 @@ class DeviceBase:
         return trace
 
     def _load(self, ring: Ring) -> None:
-        """theta and state := the arena's."""
+        """Copy theta and state from the arena."""
         held, slots = held_by(self.arena), ring.slots()
-        with self._whole.update(), self._streams as lanes:
+        with self._guard.update(), self._streams as lanes:
             for copy in self._copies:
                 for plane, target in zip(held[copy.region.name].planes, copy.planes, strict=True):
                     for part, at in ring.cut(copy.region):
@@ -202,17 +206,17 @@ class DeviceBase:
         self._digest_of_untrained, self._digest_of_state = self._digest(self._untrained), self._digest(self._state)
 
     def _digest(self, pieces: Pieces) -> int:
-        """Waits for the device."""
+        """Digest of these pieces; waits for the device."""
         total = cuda.zero(self._device)
         pieces.digest(total)
         return int(total)
 
 
 def _gather(staged: torch.Tensor, part: Region, to: torch.Tensor) -> None:
-    """The rows of a part, from memory that has gaps between them to memory that has none."""
+    """Copy the rows of a part from memory with gaps between them to memory without gaps."""
     to.view(part.rows, part.width).copy_(staged.as_strided((part.rows, part.width), (part.stride, 1)))
 
 
 def _padded(size: int) -> int:
-    """To where the next copy begins, so that kernels read 16 bytes at a time."""
+    """Size rounded up so that the next copy is aligned and kernels can read 16 bytes at a time."""
     return -(-size // BLOCK) * BLOCK

@@ -1,8 +1,8 @@
 """Write theta as a Hugging Face folder that any other program can load.
 
-Invariant: the tensors keep their canonical names, and manifest.json carries the run's digest and that of theta alone,
-both of fp32, also where the weights beside it are rounded to the base model's types for serving. An optimiser's state
-is not exported: nothing but the run can use it.
+Invariant: the tensors keep their canonical names, and manifest.json holds the run's digest and the digest of theta
+alone. Both are digests of fp32 values, even if the exported weights are rounded to the base model's types for serving.
+The optimiser's state is not exported, because only the run can use it.
 """
 
 import json
@@ -25,11 +25,11 @@ _REPLACED = ("config.json", "*.safetensors.index.json", "pytorch_model.bin.index
 def export(arena: Arena, base: Path, out: Path, dtype: Literal["float32", "base"] = "float32") -> Manifest:
     """Write theta_version with the config, tokenizer and generation settings of the folder `base`.
 
-    float32 keeps every bit; `base` rounds each tensor to the type it has in the base checkpoint.
-    Errors: ConfigError when `out` exists with something in it; StoreError when it cannot be written; ModelError.
+    `float32` keeps every bit; `base` rounds each tensor to its type in the base checkpoint.
+    Errors: ConfigError when `out` exists and is not empty; StoreError when it cannot be written; ModelError.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists already; remove it or name another folder")
+        raise ConfigError(f"{out} already exists; remove it or choose another folder")
     config = read_config(base)
     if dtype == "float32":
         _set_dtype(config)
@@ -57,7 +57,7 @@ def _beside_the_weights(base: Path) -> list[Path]:
 
 
 def _set_dtype(config: dict[str, Any]) -> None:
-    """Both spellings are in use; one in a nested config would win over the outer one."""
+    """Set the dtype under both of the keys in use, also in nested configs, where it would override the outer one."""
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key in ("torch_dtype", "dtype"):
             if part.get(key) is not None:

@@ -1,8 +1,8 @@
-"""What advances the head's theta: a GPU that the arena streams through, or all cores; and whether its memory is pinned.
+"""Update the head's theta on a GPU that the arena streams through, or on all cores; and pin the arena's memory.
 
-Invariant: both leave the same bits. A GPU is tried out before theta is entrusted to it; if it fails later, the head
-stops, for its arena may then be half an update, and a start from checkpoint and journal rebuilds the whole. The head
-works without torch.
+Invariant: both ways give the same bits. A GPU must pass a small test update before it may change theta. If it fails
+later, the head stops, because its arena may be half updated; a restart rebuilds theta from checkpoint and journal. The
+head works without torch.
 """
 
 import ctypes
@@ -22,36 +22,38 @@ if TYPE_CHECKING:
     import torch
 
 Apply = Callable[[Sequence[Commit]], UpdateReport]
-"""Arena.apply, or what gives the same."""
+"""Arena.apply, or a function with the same effect."""
 
 log = logging.getLogger(__name__)
 
 
 def head_update(arena: Arena, device: Literal["auto", "cpu", "cuda"]) -> Apply:
-    """How commits are applied to the head's arena (see `pin_arena`).
+    """The function that applies commits to the head's arena.
 
-    Errors: ConfigError when head.device is `cuda` and there is no GPU that can.
+    Errors: ConfigError when head.device is `cuda` and no GPU can be used.
     """
     if device == "cpu":
         return arena.apply
     if obstacle := _obstacle():
         if device == "cuda":
-            raise ConfigError(f"head.device=cuda, and {obstacle}: give the head's job a GPU, or use head.device=auto")
+            raise ConfigError(f"head.device=cuda, but {obstacle}: give the head's job a GPU, or use head.device=auto")
         return arena.apply
     import torch
 
     try:
         return on_device(arena, torch.device("cuda", torch.cuda.current_device()))
-    except Exception as error:  # whatever a driver, an allocator or a compiler says
+    except Exception as error:  # drivers, allocators and compilers raise errors of any type
         if device == "cuda":
-            raise ConfigError(f"head.device=cuda, and the GPU cannot be used ({error}); try head.device=cpu") from error
+            raise ConfigError(f"head.device=cuda, but the GPU cannot be used ({error}); try head.device=cpu") from error
         log.warning("the head's GPU cannot be used (%s): theta is updated on all cores", error)
         return arena.apply
 
 
 def pin_arena(arena: Arena) -> str:
-    """Pin the head's arena where CUDA is present, whatever updates it: theta is also sent from it to joining workers.
-    Only CUDA can pin for a GPU, so a node without one keeps plain memory. "pinned", or "pageable" with the reason.
+    """Pin the head's arena if CUDA is present; return "pinned", or "pageable" with the reason.
+
+    This helps even if the update runs on the CPU, because theta is also sent from here to joining workers. Only CUDA
+    can pin memory for a GPU, so a node without CUDA keeps pageable memory.
     """
     why = _no_cuda()
     if not why:
@@ -59,14 +61,15 @@ def pin_arena(arena: Arena) -> str:
 
         try:
             why = "" if pin(arena.memory, arena) else "CUDA refused to pin it"
-        except RuntimeError as error:  # the driver is there, and the device is not to be had
+        except RuntimeError as error:  # there is a driver, but the device cannot be used
             why = f"CUDA cannot be used here ({error})"
     log.info("theta's arena is in %s host memory%s", *(("pageable", f": {why}") if why else ("pinned", "")))
     return f"pageable: {why}" if why else "pinned"
 
 
 def on_device(arena: Arena, device: "torch.device", **options: Any) -> Apply:
-    """Stream the arena through a device; options as in Streamed. Errors: whatever comes where the device cannot."""
+    """Stream the arena through a device, with the options of Streamed. Errors: those of torch or Triton, as they are,
+    when the device cannot be used."""
     from hpc_es.params.streamed import Streamed
 
     _try_out(device)
@@ -79,17 +82,17 @@ def on_device(arena: Arena, device: "torch.device", **options: Any) -> Apply:
             raise
         except Exception as error:
             raise RunFailed(
-                f"the head's GPU failed in the update of version {arena.version} ({error}), which is now half done: "
-                "start the head again, and it rebuilds theta from checkpoint and journal; with head.device=cpu if the "
-                "GPU stays as it is"
+                f"the head's GPU failed during the update of version {arena.version} ({error}), so theta is half "
+                "updated: restart the head, which rebuilds theta from checkpoint and journal; use head.device=cpu if "
+                "the GPU keeps failing"
             ) from error
 
-    log.info("theta is updated on %s, through which the arena streams", device)
+    log.info("theta is updated on %s; the arena streams through it", device)
     return apply
 
 
 def _obstacle() -> str:
-    """Why this process has no GPU to update theta with, empty if it has one."""
+    """The reason why this process has no GPU to update theta with; empty if it has one."""
     if why := _no_cuda():
         return why
     try:
@@ -100,7 +103,7 @@ def _obstacle() -> str:
 
 
 def _no_cuda() -> str:
-    """Why this process cannot use CUDA, empty if it can; cheap where there is no driver."""
+    """The reason why this process cannot use CUDA; empty if it can. Does not import torch if there is no driver."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -113,7 +116,7 @@ def _no_cuda() -> str:
 
 
 def _try_out(device: "torch.device") -> None:
-    """One small update, to be the same as on the CPU: a kernel may not compile here. Errors: RuntimeError."""
+    """Compare one small update with the CPU's, since kernels may not compile on this GPU. Errors: RuntimeError."""
     import torch
 
     from hpc_es.noise import cuda
@@ -122,4 +125,4 @@ def _try_out(device: "torch.device") -> None:
     theta = torch.from_numpy(expected.copy()).to(device)
     digests = cuda.update(theta, 3, update).digests
     if digests != kernels().update(expected, 3, update).digests:
-        raise RuntimeError(f"an update on {device} gives other bits than on the CPU")
+        raise RuntimeError(f"an update on {device} gives different bits than on the CPU")

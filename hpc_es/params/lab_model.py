@@ -1,8 +1,8 @@
-"""Write the base model of the ES laboratory as a model folder: the same bytes for the same arguments, on every machine.
+"""Write the base model of the ES lab as a model folder: the same bytes for the same arguments, on every machine.
 
-A neural probabilistic language model (Bengio et al., 2003) over ASCII: the last WINDOW characters, each at its place,
-are looked up and added, and one hidden layer gives the logits of the next character. Scaled so that a weight and a
-logit are of order 1 whatever the width (the NTK parametrisation), hence one sigma suits every size.
+It is a neural probabilistic language model (Bengio et al., 2003) over ASCII: position-dependent embeddings of the last
+WINDOW characters are added, and one hidden layer gives the logits of the next character. It is scaled so that weights
+and logits are of order 1 for every width (the NTK parametrisation), so one sigma suits every size.
 `hpc_es.engine.lab` computes it.
 """
 
@@ -19,11 +19,11 @@ WINDOW, VOCABULARY = 8, 128
 EMBEDDING, HIDDEN_BIAS, READOUT, READOUT_BIAS = "embedding.weight", "hidden.bias", "readout.weight", "readout.bias"
 
 LAB_MODELS = {"lab-10k": 8, "lab-100k": 86, "lab-1m": 867}
-"""Name -> hidden units; named by their number of parameters."""
+"""Hidden units of each lab model; the names give the number of parameters."""
 
 
 def lab_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
-    """Canonical name -> shape: 1,153 parameters per hidden unit, and 128."""
+    """Shape of each tensor by canonical name; 1,153 parameters per hidden unit, and 128 more."""
     return {
         EMBEDDING: (WINDOW, VOCABULARY, hidden),
         HIDDEN_BIAS: (hidden,),
@@ -33,7 +33,7 @@ def lab_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
 
 
 def write_lab_model(folder: str | Path, hidden: int, *, seed: int = 0) -> Path:
-    """config.json and model.safetensors (float32, weights standard normal, biases zero); returns `folder`."""
+    """Write config.json and model.safetensors (float32, weights standard normal, biases zero); return `folder`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_type": MODEL_TYPE, "hidden_size": hidden, "dtype": "float32"}

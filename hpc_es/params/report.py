@@ -1,4 +1,4 @@
-"""What applying commits to an arena left behind, and how the reports of several ranks become one."""
+"""The report of applying commits to an arena, and how reports of several ranks are combined."""
 
 import math
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What `apply` left behind, per version; partial sums where only one rank's slice was updated."""
+    """Result of `apply`, per version; partial sums if only one rank's slice was updated."""
 
     digests: tuple[int, ...]
-    """At least one: without commits, the digest as it is."""
+    """Digest of each version; without commits, only the current digest."""
     squares: tuple[float, ...]
-    """Sum of squares of theta_v - theta_{v-1}."""
+    """Sum of squares of theta_v - theta_{v-1}, per version."""
     seconds: float
 
     @property
@@ -32,7 +32,7 @@ class UpdateReport:
 
 
 def combine(reports: Sequence[UpdateReport]) -> UpdateReport:
-    """One report from those of all ranks."""
+    """Combine the reports of all ranks into one."""
     return UpdateReport(
         tuple(sum(parts) % 2**64 for parts in zip(*(report.digests for report in reports), strict=True)),
         tuple(sum(parts) for parts in zip(*(report.squares for report in reports), strict=True)),

@@ -1,27 +1,29 @@
-"""How the memory of an engine's device is shared between vLLM, which takes its part first, and theta.
+"""Divide the memory of an engine's device between theta and vLLM, which allocates its part first.
 
-Invariant: theta is given room on a device before vLLM starts, or it stays on the host; no engine fails for the lack of
-room that nobody asked it to leave.
+Invariant: room for theta is set aside before vLLM starts, or theta stays on the host, so that an engine never runs out
+of memory because of theta.
 """
 
 from typing import Literal
 
 Residence = Literal["auto", "host", "device"]
-"""engine.base."""
+"""Values of engine.base: where theta is kept."""
 
 RESERVE = 2**30
-"""Bytes of device memory that copies of theta leave free, for what an engine allocates while it serves."""
-LEAVES = 0.5
-"""Of the device's memory, for the KV cache and everything else: what `auto` leaves beside theta and weights."""
+"""Bytes of device memory that copies of theta leave free for the engine's allocations while it serves."""
+FREE_SHARE = 0.5
+"""Share of the device's memory that `auto` leaves to the KV cache and everything else beside theta and weights."""
 
 
 def gets_room(residence: Residence, theta: float, weights: float, memory: float) -> bool:
-    """Whether room for theta is kept on a device. Bytes: of the arena, of the live weights, and of what the devices of
-    all ranks have."""
-    return residence == "device" or (residence == "auto" and theta + weights <= (1 - LEAVES) * memory)
+    """Whether theta gets room on the device; arguments in bytes: the arena, the live weights, and the total memory of
+    all ranks' devices."""
+    return residence == "device" or (residence == "auto" and theta + weights <= (1 - FREE_SHARE) * memory)
 
 
 def share_beside(theta: float, usual: float, memory: float) -> float:
-    """Of the device's memory: what vLLM may take, of its usual share, so that theta has room beside it; at least 1 %,
-    and vLLM then says itself that it is too little."""
+    """Share of the device's memory that vLLM may take so that theta fits beside it, given vLLM's `usual` share.
+
+    It is at least 1 %; if that is too little, vLLM itself reports it.
+    """
     return max(usual - (theta + RESERVE) / memory, 0.01)

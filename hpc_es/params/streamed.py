@@ -1,8 +1,8 @@
-"""theta in host memory, streamed through a device: there and back for an update, there alone to write a member.
+"""theta in host memory, streamed through a device: to the device and back for an update, one way to write a member.
 
-Invariant: what is reported and written is, bit for bit, what the arena's own passes give. Copies in, kernels and copies
-out overlap; a staging buffer is filled again only when whoever read it last is done. If an update breaks off, theta is
-half of it, and nothing is made of that until the arena is loaded anew.
+Invariant: weights and digests are, bit for bit, those of the arena's own passes. Copies in, kernels and copies out
+overlap; a staging buffer is refilled only after its last reader has finished. If an update fails halfway, theta is half
+updated and cannot be used until the arena is reloaded.
 """
 
 import time
@@ -25,10 +25,11 @@ from hpc_es.params.streams import Event, Streams, streams_on
 from hpc_es.records import Commit, Member
 
 STAGING = 96 * 2**20
-"""Bytes of a ring of staging buffers; never more than MOST_STAGING."""
-MOST_STAGING = 256 * 2**20
+"""Bytes of a ring of staging buffers; never more than MAX_STAGING."""
+MAX_STAGING = 256 * 2**20
 VERSIONS = 64
-"""Updates in one pass at most: the members and sums of a long catch-up would take more memory than its passes save."""
+"""Most updates in one pass. More updates save passes, but the members and sums of a long catch-up would take too much
+device memory."""
 
 
 class Held(NamedTuple):
@@ -38,16 +39,16 @@ class Held(NamedTuple):
     trained: bool
     theta: torch.Tensor
     state: tuple[State, ...]
-    """m and v, where it is trained with an optimiser."""
+    """m and v, if the tensor is trained with an optimiser."""
 
     @property
     def planes(self) -> list[torch.Tensor]:
-        """All that an update changes, of equal sizes."""
+        """theta and state: everything that an update changes, all of equal size."""
         return [self.theta, *(kept.values for kept in self.state)]
 
 
 def held_by(arena: Arena) -> dict[str, Held]:
-    """By canonical name."""
+    """The arena's tensors by canonical name."""
     flat = {name: torch.from_numpy(values.reshape(-1)) for name, values in arena.contents().items()}
     kept, trained = optimisers.STATE[arena.optimiser], set(arena.trained)
     return {
@@ -63,23 +64,25 @@ def held_by(arena: Arena) -> dict[str, Held]:
     }
 
 
-class Whole:
-    """Whether theta is: an update that breaks off leaves half of itself."""
+class UpdateGuard:
+    """Remembers a failed update, which leaves theta half updated."""
 
     def __init__(self) -> None:
-        self._is_whole = True
+        self._is_complete = True
 
     @contextmanager
     def update(self) -> Iterator[None]:
-        """It is whole again when this ends without an error."""
-        self._is_whole = False
+        """Wraps an update; theta counts as complete again only if the body raises no error."""
+        self._is_complete = False
         yield
-        self._is_whole = True
+        self._is_complete = True
 
     def check(self) -> None:
-        """Errors: EngineError."""
-        if not self._is_whole:
-            raise EngineError("the device failed in an update, and theta is half of it: load a checkpoint, or restart")
+        """Refuse to use a half-updated theta. Errors: EngineError."""
+        if not self._is_complete:
+            raise EngineError(
+                "the device failed during an update, so theta is half updated: load a checkpoint, or restart"
+            )
 
 
 class Slot:
@@ -88,31 +91,31 @@ class Slot:
     def __init__(self, buffer: torch.Tensor) -> None:
         self.buffer = buffer
         self.free: Sequence[Event] = ()
-        """When it may be filled again."""
+        """Events after which the buffer may be refilled."""
 
 
 class Ring:
-    """Staging buffers on a device, taken in turn."""
+    """Staging buffers on a device, used in turn."""
 
     def __init__(self, device: torch.device, num_bytes: int = STAGING, num_slots: int = 3) -> None:
-        if num_bytes > MOST_STAGING:
-            raise EngineError(f"{num_bytes} bytes of staging buffers are more than the {MOST_STAGING} that are allowed")
+        if num_bytes > MAX_STAGING:
+            raise EngineError(f"{num_bytes} bytes of staging buffers exceed the limit of {MAX_STAGING}")
         self.size = num_bytes // num_slots // 4 // BLOCK * BLOCK
-        """Elements of one buffer."""
+        """Number of elements of one buffer."""
         self._buffers = [torch.empty(self.size, dtype=torch.float32, device=device) for _ in range(num_slots)]
 
     def slots(self) -> Iterator[Slot]:
-        """Without end, all of them free at first: for one pass."""
+        """An endless cycle over the buffers for one pass; all of them start free."""
         return cycle([Slot(buffer) for buffer in self._buffers])
 
     def cut(self, region: Region) -> Iterator[tuple[Region, int]]:
-        """Parts whose memory in the arena, gaps between rows included, fits into a buffer; see Region.cut."""
+        """Split a region into parts that fit into a buffer with the gaps between their rows; see Region.cut."""
         rows = max(0, self.size - region.width) // region.stride + 1
         return region.cut(rows * region.width if region.rows > 1 and region.width <= self.size else self.size)
 
 
 class _Part(NamedTuple):
-    """What goes through a staging buffer at a time."""
+    """The elements that go through a staging buffer at a time."""
 
     held: Held
     start: int
@@ -122,7 +125,7 @@ class _Part(NamedTuple):
 
 
 class Streamed:
-    """Updates one rank's slice of an arena. Errors of the device come as torch raises them (RuntimeError)."""
+    """Updates one rank's slice of an arena. Device errors are those of torch (RuntimeError)."""
 
     def __init__(
         self,
@@ -143,19 +146,19 @@ class Streamed:
         parts = [(held, start) for held in trained for start in range(0, held.theta.numel(), self._size)]
         mine, slots = parts[rank::num_ranks], self._ring.slots()
         self._parts = [self._part(held, start, next(slots).buffer) for held, start in mine]
-        self._whole = Whole()
+        self._guard = UpdateGuard()
         self._rest: int | None = None
         self._digest_of_state: int | None = None
 
     def apply(self, commits: Sequence[Commit]) -> UpdateReport:
-        """As Arena.apply, of this rank's slice."""
+        """Apply commits to this rank's slice; see Arena.apply."""
         begin = time.monotonic()
-        self._whole.check()
+        self._guard.check()
         updates = self.arena.updates(commits)
         if not updates:
             return self.arena.apply([], rank=self._rank, num_ranks=self._num_ranks)
         rest = self._untrained()
-        with self._whole.update():
+        with self._guard.update():
             trace = in_passes(updates, self._pass)
         self.arena.version += len(updates)
         digests = tuple((rest + digest) % 2**64 for digest in trace.digests)
@@ -163,7 +166,7 @@ class Streamed:
 
     def reload(self) -> None:
         """Note that the arena was reloaded."""
-        self._whole, self._rest, self._digest_of_state = Whole(), None, None
+        self._guard, self._rest, self._digest_of_state = UpdateGuard(), None, None
 
     def _part(self, held: Held, start: int, buffer: torch.Tensor) -> "_Part":
         planes = [plane[start : start + self._size] for plane in held.planes]
@@ -185,7 +188,7 @@ class Streamed:
         return trace
 
     def _untrained(self) -> int:
-        """What the tensors that no update reaches add to every digest; remembered until the arena is loaded anew."""
+        """Share of the digest of the untrained tensors, which is constant; remembered until the arena is reloaded."""
         if self._rest is None:
             fixed = [(held.theta, held.ident, 0) for held in self._held.values() if not held.trained]
             self._rest = digest_of(fixed[self._rank :: self._num_ranks])
@@ -193,7 +196,7 @@ class Streamed:
 
 
 class StreamedBase(Streamed):
-    """A base (params/base.py) whose members are written from the arena through the device."""
+    """The base (params/base.py) that streams members from the arena through the device."""
 
     unheld = 0
 
@@ -218,7 +221,7 @@ class StreamedBase(Streamed):
 
     def write(self, member: Member | None) -> int:
         """See Base.write."""
-        self._whole.check()
+        self._guard.check()
         noisy, total = perturbation_of(member), cuda.zero(self._device)
         with self._streams as lanes:
             for (theta, staged, pieces), slot in zip(self._writes, self._ring.slots(), strict=False):
@@ -229,7 +232,7 @@ class StreamedBase(Streamed):
     def _write(
         self, part: Region, live: torch.Tensor, buffer: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, Pieces]:
-        """Memory of the arena, where it is staged, and what is made of that."""
+        """The part's memory in the arena, its staging buffer, and the pieces that write it to live memory."""
         held = self._held[part.name]
         theta = held.theta[part.start : part.end]
         staged, rows = buffer[: theta.numel()], part.noise_rows
@@ -237,7 +240,7 @@ class StreamedBase(Streamed):
         return theta, staged, Pieces([piece], self._device)
 
     def _state_digest(self) -> int:
-        """This rank's share of the optimiser's state: the last update's, or summed up where there was none yet."""
+        """This rank's share of the digest of the optimiser's state: from the last update, or computed before one."""
         if self._digest_of_state is None:
             self._digest_of_state = digest_of(
                 (values, kept.ident, part.start)
@@ -248,13 +251,14 @@ class StreamedBase(Streamed):
 
 
 def in_passes(updates: Sequence[Update], run: Callable[[Sequence[Update]], Trace]) -> Trace:
-    """The trace of all updates, of which `run` applies at most VERSIONS in one pass."""
+    """Apply updates in passes of at most VERSIONS each; return the trace of all of them."""
     traces = [run(updates[first : first + VERSIONS]) for first in range(0, len(updates), VERSIONS)]
     return Trace([d for trace in traces for d in trace.digests], [s for trace in traces for s in trace.squares])
 
 
 def digest_of(parts: Iterable[tuple[torch.Tensor, int, int]]) -> int:
-    """Of (values, id of their tensor, the first one's index in it) in host memory, on all cores."""
+    """Digest of parts in host memory, computed on all cores. A part is (values, tensor id, index of the first
+    value)."""
     pieces = [
         (values[at : at + CHUNK].numpy(), ident, start + at)
         for values, ident, start in parts

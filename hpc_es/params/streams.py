@@ -1,8 +1,8 @@
-"""Copies and kernels that run side by side on a device: one stream of work in, one that computes, one out.
+"""Lanes for copies and kernels that overlap on a device: one for copies in, one for kernels, one for copies out.
 
-Invariant: work on one lane runs in the order in which it was submitted; across lanes it runs after what it names in
-`after`, and in any order otherwise. Whoever submits declares every dependence; tests run the work in the orders that
-this allows, so that a missing one shows.
+Invariant: work on one lane runs in the order of submission; work on different lanes runs in any order, except that it
+starts after the events in its `after`. The caller must therefore declare every dependency. Tests run the work in all
+permitted orders, so that a missing dependency shows.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ import torch
 Lane = Literal["in", "compute", "out"]
 LANES: tuple[Lane, ...] = ("in", "compute", "out")
 Event = Any
-"""That a piece of work is done."""
+"""Signals that a piece of work has finished."""
 
 
 class Streams(Protocol):
-    """Entered once per pass: what was submitted before, to the device's current stream, is done by then as far as the
-    lanes can tell; on leaving, the host has waited for all of it."""
+    """A context entered once per pass. On entry, the lanes wait for earlier work on the device's current stream; on
+    exit, the host waits for all lanes."""
 
     def submit(self, lane: Lane, work: Callable[[], object], after: Sequence[Event] = ()) -> Event:
-        """Queue work; `after` names events of this pass."""
+        """Queue work that starts after the given events of this pass."""
 
     def __enter__(self) -> "Streams": ...
 
@@ -29,12 +29,12 @@ class Streams(Protocol):
 
 
 def streams_on(device: torch.device) -> Streams:
-    """CUDA streams, or on a CPU the plain order."""
+    """CUDA streams on a GPU; on a CPU, work runs in order of submission."""
     return CudaStreams(device) if device.type == "cuda" else InOrder()
 
 
 class InOrder:
-    """Does everything at once, as it comes."""
+    """Runs each piece of work immediately when it is submitted."""
 
     def submit(self, lane: Lane, work: Callable[[], object], after: Sequence[Event] = ()) -> Event:
         work()

@@ -1,7 +1,7 @@
 """Write a tiny random Llama as a Hugging Face folder: the same bytes for the same arguments, on every machine.
 
-It needs neither torch nor transformers to be written, and loads in transformers and in vLLM (whose CPU attention
-wants heads of 32 or 64). The tokenizer is byte-level without merges, so that every ASCII character is one token.
+Writing it needs neither torch nor transformers. It loads in transformers and in vLLM, whose CPU attention supports head
+sizes of 32 and 64. The tokenizer is byte-level without merges, so that every ASCII character is one token.
 """
 
 import json
@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 
 
 def write_tiny_llama(folder: str | Path, *, seed: int = 0, tied: bool = True, layers: int = 2) -> Path:
-    """A Llama of some 100,000 float32 parameters with grouped-query attention; returns `folder`."""
+    """Write a Llama of about 100,000 float32 parameters with grouped-query attention; return `folder`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -53,7 +53,7 @@ def write_tiny_llama(folder: str | Path, *, seed: int = 0, tied: bool = True, la
 
 
 def tiny_tensors(*, seed: int, tied: bool, layers: int) -> dict[str, np.ndarray]:
-    """Canonical name -> float32 array; large enough in scale that the logits differ clearly from token to token."""
+    """Float32 arrays by canonical name, scaled so that logits differ clearly between tokens."""
     rng = np.random.default_rng(seed)
     query, key = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
     shapes = {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}

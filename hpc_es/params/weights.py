@@ -1,8 +1,8 @@
-"""Read and write safetensors files by memory map, without torch.
+"""Read safetensors files by memory map, and write them, without torch.
 
-Invariant: `scan` returns each trainable-in-principle tensor of a checkpoint once, under its canonical name (the one
-in the safetensors; where the config ties the output head to the embedding, only the embedding). What it returns is
-known to lie inside its file. Format: https://github.com/huggingface/safetensors#format
+Invariant: `scan` returns each floating-point tensor of a checkpoint once, under its canonical name (its name in the
+safetensors files; if the config ties the output head to the embedding, only the embedding is returned). Every returned
+tensor lies inside its file. Format: https://github.com/huggingface/safetensors#format
 """
 
 import json
@@ -20,7 +20,7 @@ from hpc_es.files import read_bytes
 from hpc_es.noise import Array
 
 FLOATS: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "BF16": np.dtype("<u2"), "F16": np.dtype("<f2")}
-"""Stored types that theta can hold exactly; bfloat16 as its bits."""
+"""Stored types that theta can hold exactly, with their numpy types; bfloat16 is kept as its bits."""
 
 _SUFFIX = ".safetensors"
 _HEAD = "lm_head.weight"
@@ -28,7 +28,7 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "e
 _MAX_HEADER = 100 * 2**20
 _MAX_SIZE = 2**48
 _MAX_DIMENSIONS = 32
-"""Most dimensions in numpy before version 2."""
+"""Maximum number of dimensions in numpy before version 2."""
 _BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -38,7 +38,7 @@ _BITS = {
     "F6_E2M3": 6,
     "F6_E3M2": 6,
 }
-"""Bits of one element. Tensors of types that the format gains later are checked only for their position."""
+"""Bits of one element. For types that are not listed, only the position of the tensor is checked."""
 
 
 @dataclass(frozen=True)
@@ -47,19 +47,22 @@ class Stored:
 
     name: str
     dtype: str
-    """As the format spells it: F32, BF16, I64, ..."""
+    """Type as the format names it: F32, BF16, I64, ..."""
     shape: tuple[int, ...]
     file: Path
     offset: int
-    """In bytes, from the start of the file."""
+    """Bytes from the start of the file."""
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
     def raw(self) -> Array:
-        """The stored elements, flat and mapped; only for the types in FLOATS. Errors: ModelError when the file has gone
-        or shrunk since it was scanned, as a checkpoint does that is pruned meanwhile."""
+        """The stored elements as a flat memory map; only for the types in FLOATS.
+
+        Errors: ModelError when the file has vanished or shrunk since the scan, for example because the checkpoint was
+        pruned.
+        """
         if self.size == 0:
             return np.empty(0, FLOATS[self.dtype])
         try:
@@ -68,7 +71,7 @@ class Stored:
             raise ModelError(f"{self.file} can no longer be read ({error})") from error
 
     def read_into(self, out: Array) -> None:
-        """Fill out (fp32, flat) with the exact values."""
+        """Fill `out` (fp32, flat) with the exact values."""
         if self.dtype == "BF16":
             np.left_shift(self.raw(), np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
         else:
@@ -76,7 +79,7 @@ class Stored:
 
 
 def scan(folder: Path) -> list[Stored]:
-    """Floating tensors of a Hugging Face folder, sorted by name.
+    """The floating-point tensors of a Hugging Face folder, sorted by name.
 
     Errors: ModelError when files are missing, truncated or quantised, or tied tensors differ.
     """
@@ -91,7 +94,7 @@ def scan(folder: Path) -> list[Stored]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a Hugging Face folder. Errors: ModelError."""
+    """Read config.json of a Hugging Face folder. Errors: ModelError."""
     path = folder / "config.json"
     if not folder.is_dir():
         raise ModelError(f"model.path {folder} is not a directory; run `hpc-es model get`, or name a local model")
@@ -111,7 +114,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of a multi-modal config, or an empty one."""
+    """The language model's part of a multi-modal config; empty if there is none."""
     nested = config.get("text_config")
     return nested if isinstance(nested, dict) else {}
 
@@ -119,8 +122,8 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
 def scan_file(path: Path) -> list[Stored]:
     """Every tensor of one safetensors file.
 
-    Refuses what the safetensors library refuses: a header that is no such thing, tensors that overlap or leave gaps,
-    bytes that do not fit type and shape. Errors: ModelError naming file and tensor, also when it is missing.
+    Refuses what the safetensors library refuses: an invalid header, tensors that overlap or leave gaps, and sizes that
+    do not match type and shape. Errors: ModelError naming the file and the tensor, also when the file is missing.
     """
     try:
         total = path.stat().st_size
@@ -129,7 +132,7 @@ def scan_file(path: Path) -> list[Stored]:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(_MAX_HEADER, total - 8):
-                raise ModelError(f"{path} is truncated or no safetensors file ({total} bytes); fetch it again")
+                raise ModelError(f"{path} is truncated or not a safetensors file ({total} bytes); fetch it again")
             text = file.read(length)
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}); fetch the model again") from error
@@ -145,26 +148,26 @@ def scan_file(path: Path) -> list[Stored]:
 
 
 def _entry(name: str, entry: Any, path: Path, begin: int) -> tuple[Stored, int]:
-    """A tensor of a header, and where it ends in the file. Errors: ModelError."""
+    """A tensor of a header, and its end in the file. Errors: ModelError."""
 
     def refuse(why: str) -> NoReturn:
         raise ModelError(f"{path} is damaged: {name[:200]!a} {why}; fetch it again")
 
     if not _is_text(name):
-        refuse("is a name that is not text")
+        refuse("is not valid text")
     if not isinstance(entry, dict):
-        refuse(f"has {reprlib.repr(entry)} for type, shape and place")
+        refuse(f"has {reprlib.repr(entry)} instead of type, shape and offsets")
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or not _is_text(dtype):
         refuse(f"has the type {reprlib.repr(dtype)}")
     if not isinstance(shape, list) or not all(_is_size(count) for count in shape) or len(shape) > _MAX_DIMENSIONS:
         refuse(f"has the shape {reprlib.repr(shape)}")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(_is_size(offset) for offset in offsets):
-        refuse(f"has the place {reprlib.repr(offsets)}")
+        refuse(f"has the offsets {reprlib.repr(offsets)}")
     start, end = offsets
     tensor = Stored(name, dtype, tuple(shape), path, begin + start)
     if end < start:
-        refuse(f"ends at byte {end} before it begins at {start}")
+        refuse(f"ends at byte {end}, before it starts at {start}")
     bits = _BITS.get(dtype)
     if bits is not None and tensor.size * bits != 8 * (end - start):
         refuse(f"has {end - start} bytes for {dtype} and shape {reprlib.repr(tensor.shape)}")
@@ -172,11 +175,12 @@ def _entry(name: str, entry: Any, path: Path, begin: int) -> tuple[Stored, int]:
 
 
 def _refuse_gaps(places: Sequence[tuple[Stored, int]], path: Path, begin: int, total: int) -> None:
-    """Errors: ModelError unless the tensors fill the file from byte `begin` to `total` one after the other."""
+    """Refuse tensors that do not fill the file from byte `begin` to `total` without gap or overlap. Errors:
+    ModelError."""
     at, before = begin, "the header"
     for tensor, end in sorted(places, key=lambda place: (place[0].offset, place[1])):
         if tensor.offset != at:
-            where = f"overlaps {before!a}" if tensor.offset < at else f"leaves a gap behind {before!a}"
+            where = f"overlaps {before!a}" if tensor.offset < at else f"leaves a gap after {before!a}"
             raise ModelError(f"{path} is damaged: {tensor.name[:200]!a} {where}; fetch it again")
         at, before = end, tensor.name[:200]
     if at != total:
@@ -186,7 +190,7 @@ def _refuse_gaps(places: Sequence[tuple[Stored, int]], path: Path, begin: int, t
 
 
 def _json_object(text: bytes, what: str) -> dict[str, Any]:
-    """Errors: ModelError for anything else, and for a name that is there twice."""
+    """Parse a JSON object. Errors: ModelError for anything else, and for a duplicate key."""
     try:
         found = json.loads(text.decode(), object_pairs_hook=_without_duplicates)
     except (ValueError, RecursionError) as error:
@@ -200,7 +204,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict[str, Any]()
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"{name[:200]!a} is there twice")
+            raise ValueError(f"{name[:200]!a} appears twice")
         found[name] = value
     return found
 
@@ -210,12 +214,12 @@ def _is_size(value: object) -> bool:
 
 
 def _is_text(name: str) -> bool:
-    """Not half of a character, which has no bytes that could be hashed or written."""
+    """Whether a name has no lone surrogates, which cannot be encoded and so neither hashed nor written."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 class Spec(NamedTuple):
-    """One tensor to be written."""
+    """One tensor to write."""
 
     name: str
     dtype: str
@@ -223,7 +227,7 @@ class Spec(NamedTuple):
 
 
 def write(path: Path, specs: Sequence[Spec], elements: Callable[[str], Array]) -> None:
-    """Write a safetensors file; elements(name) gives one tensor at a time, in its type. The caller syncs.
+    """Write a safetensors file; elements(name) returns one tensor at a time, in its type. The caller syncs the file.
 
     Errors: OSError.
     """
@@ -255,7 +259,7 @@ def _listed(folder: Path) -> list[Stored]:
         raise ModelError(f"{index} cannot be read ({error.strerror}); fetch the model again") from error
     weight_map = _json_object(text, str(index)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise ModelError(f"{index} is damaged: weight_map must say which file has which tensor; fetch it again")
+        raise ModelError(f"{index} is damaged: weight_map must map tensors to files; fetch it again")
     for name, file in weight_map.items():
         if (
             not isinstance(file, str)
@@ -272,7 +276,9 @@ def _listed(folder: Path) -> list[Stored]:
             if (other := tensors.setdefault(tensor.name, tensor)) is not tensor:
                 raise ModelError(f"{folder}: {tensor.name} is in {other.file.name} and in {file}; save the model again")
     if missing := sorted(weight_map.keys() - tensors.keys()):
-        raise ModelError(f"{folder}: {missing[0]!a} is in the index and in no file ({len(missing)} such tensors)")
+        raise ModelError(
+            f"{folder}: {missing[0]!a} is in the index but in no file ({len(missing)} such tensors); fetch it again"
+        )
     return list(tensors.values())
 
 
@@ -288,7 +294,7 @@ def _is_weight(tensor: Stored, folder: Path) -> bool:
 
 
 def _without_tied_head(tensors: list[Stored], config: dict[str, Any], folder: Path) -> list[Stored]:
-    """Drop a stored head that is the embedding. A config that says nothing about tying leaves it to the bits."""
+    """Drop a stored output head that equals the embedding, unless config.json says that they are not tied."""
     tied = text_config(config).get("tie_word_embeddings", config.get("tie_word_embeddings"))
     head = next((t for t in tensors if t.name == _HEAD or t.name.endswith("." + _HEAD)), None)
     if head is None or tied is False:

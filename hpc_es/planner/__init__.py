@@ -1,8 +1,9 @@
-"""What a run will need before it is made: memory, bytes on the wire, seconds, GPU-hours and FLOPs.
+"""Predict what a run needs before it starts: memory, network traffic, seconds, GPU-hours and FLOPs.
 
-From a configuration, the shape of a model, the length of an episode and stated assumptions. Invariant: the wall-clock
-is that of the simulator, given the seconds computed here, so `hpc-es simulate CONFIG --durations PLAN.durations` says
-the same. Every figure is a prediction, a fit to published numbers, or published (assumptions.py, published.py).
+A plan follows from a configuration, the shape of a model, the length of an episode and stated assumptions. Invariant:
+the simulator computes the wall-clock time from the seconds predicted here, so `hpc-es simulate CONFIG --durations
+PLAN.durations` gives the same time. Every figure is a prediction, a fit to published numbers, or published itself
+(assumptions.py, published.py).
 """
 
 import math
@@ -20,8 +21,8 @@ from hpc_es.planner.published import Published, published_of
 from hpc_es.planner.shape import Shape, shape_of
 from hpc_es.planner.tokens import Tokens
 from hpc_es.planner.wire import Wire, wire_of
-from hpc_es.simulator.accounts import Simulated
 from hpc_es.simulator.durations import parse
+from hpc_es.simulator.result import SimulationResult
 from hpc_es.simulator.simulate import simulate
 
 __all__ = ["GPUS", "Assumptions", "Plan", "Published", "Shape", "Tokens", "assume", "make_plan", "shape_of"]
@@ -33,7 +34,7 @@ NO_LEASE_S = 1e12
 class Plan:
     num_workers: int
     num_up: int
-    """Number of workers that start before the run ends."""
+    """Number of workers that connect before the run ends."""
     shape: Shape
     tokens: Tokens
     memory: Memory
@@ -41,31 +42,31 @@ class Plan:
     phases: Phases
     compute: Compute
     durations: str
-    """The same seconds, as `hpc-es simulate --durations` takes them."""
-    simulated: Simulated
+    """The predicted seconds in the format of `hpc-es simulate --durations`."""
+    simulated: SimulationResult
     num_gpus: int
-    """GPUs of all workers, and of a head that uses one."""
+    """GPUs of all workers, and of the head if it uses one."""
     published: Published | None = None
-    """What a paper says of the run that this configuration repeats."""
+    """The published row of the run that this configuration repeats; None if there is none."""
     cautions: tuple[str, ...] = ()
 
     @property
     def gpu_hours_per_update(self) -> float:
-        """Between the first lease and the last commit, evaluations on held-out tasks included."""
+        """GPU-hours per update from the first lease to the last commit, including evaluations on held-out tasks."""
         return self.num_gpus * self.simulated.seconds_per_update / 3600
 
     @property
     def gpu_hours(self) -> float:
-        """From the start of the jobs to the end of the run."""
+        """GPU-hours from the start of the jobs to the end of the run."""
         return self.num_gpus * self.simulated.total_s / 3600
 
 
 def make_plan(
     config: Config, shape: Shape, tokens: Tokens, assumed: Assumptions, *, num_workers: int, seed: int = 0
 ) -> Plan:
-    """Errors: ConfigError for an engine that has no weights here, or ranks that cannot share the model."""
+    """Plan a run. Errors: ConfigError for an engine without local weights, or for ranks that cannot share the model."""
     if config.engine.kind == "endpoint":
-        raise ConfigError("engine.kind=endpoint has no weights here, so there is no run to plan; take vllm")
+        raise ConfigError("engine.kind=endpoint has no local weights, so there is no run to plan; use engine.kind=vllm")
     if not shape.other_model:
         check_ranks(config.engine.tensor_parallel, shape.heads)
     needs = memory_of(config, shape, assumed)
@@ -99,7 +100,8 @@ def make_plan(
 
 
 def _with_long_leases(config: Config, longest: float) -> Config:
-    """A run whose evaluations outlast their leases would not come to its end."""
+    """The configuration with leases long enough for the longest evaluation, because otherwise the simulated run would
+    never end."""
     if longest <= config.transport.lease_timeout:
         return config
     transport = config.transport.model_copy(update={"lease_timeout": NO_LEASE_S})
@@ -107,7 +109,7 @@ def _with_long_leases(config: Config, longest: float) -> Config:
 
 
 def _durations(takes: Phases, eval_factor: float, assumed: Assumptions) -> str:
-    """Lognormal evaluations with the planned mean."""
+    """Durations for the simulator: lognormal evaluations with the planned mean."""
     variance = math.log1p(assumed.evaluation_cv**2)
     values = {
         "median": takes.evaluation / math.exp(variance / 2),

@@ -1,9 +1,9 @@
-"""Assumptions of a plan: the numbers of a GPU, and the share of them that a run reaches.
+"""Assumptions of a plan: the specifications of a GPU, and the share of them that a run reaches.
 
-Every number has its unit in its name, a source or a reason, and can be set: by name (`--gpu h100`), from a YAML file
-of your own (`--gpu FILE`, which may begin with `gpu: h100`), and one by one (`--set prefill_share=0.3`).
-Invariant: a plan uses no constant that is not in here, and shows them all, each with its basis: a data sheet, a
-measurement, a fit to published numbers (docs/planner.md), or a guess.
+Every number has its unit in its name and a source or a reason. Choose all numbers by GPU name (`--gpu h100`) or from
+your own YAML file (`--gpu FILE`, which may begin with `gpu: h100`), or set single ones (`--set prefill_share=0.3`).
+Invariant: a plan uses only constants from this module, and shows each with its basis: a data sheet, a measurement, a
+fit to published numbers (docs/planner.md), or a guess.
 """
 
 import difflib
@@ -35,8 +35,8 @@ GPUS: dict[str, dict[str, float]] = {
     "l40s": {"memory_gib": 44, "memory_gb_per_s": 864, "bf16_tflops": 362, "fp32_tflops": 91.6, "link_gb_per_s": 32},
     "a10": {"memory_gib": 22, "memory_gb_per_s": 600, "bf16_tflops": 125, "fp32_tflops": 31.2, "link_gb_per_s": 32},
 }
-"""NVIDIA's data sheets: the SXM models where there are several, dense (not sparse) tensor cores, float32 without them,
-PCIe in one direction. Memory is what CUDA shows, rounded down: less than on the sheet."""
+"""Numbers from NVIDIA's data sheets: SXM models if there are several, dense (not sparse) tensor cores, float32 without
+tensor cores, PCIe in one direction. Memory is what CUDA reports, rounded down, which is less than on the data sheet."""
 
 
 class Basis(StrEnum):
@@ -51,18 +51,18 @@ class Basis(StrEnum):
     measured = "measured"
     """Measured in this project, on the named machine."""
     guess = "guess"
-    """Nothing better is known; includes performance targets."""
+    """Used where nothing better is known; includes performance targets."""
     given = "given"
     """Set by the user."""
 
 
 class Assumptions(Model):
-    """Units are in the names: GB and TFLOPS are powers of ten, GiB and MiB of two."""
+    """The assumptions of a plan. Units are in the names: GB and TFLOPS are powers of ten, GiB and MiB powers of two."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     memory_gib: Annotated[float, Basis.published] = Field(gt=0)
-    """Memory of a GPU or, where there is none, of the machine."""
+    """Memory of a GPU or, without a GPU, of the machine."""
     memory_gb_per_s: Annotated[float, Basis.published] = Field(gt=0)
     """Bandwidth of that memory."""
     bf16_tflops: Annotated[float, Basis.published] = Field(gt=0)
@@ -70,80 +70,84 @@ class Assumptions(Model):
     fp32_tflops: Annotated[float, Basis.published] = Field(gt=0)
     """TFLOPS in float32 without tensor cores."""
     link_gb_per_s: Annotated[float | None, Basis.published] = Field(gt=0)
-    """Bandwidth between host and GPU, each way. null: no GPU, the engine computes on the host's cores."""
+    """Bandwidth between host and GPU in each direction; null without a GPU, when the engine runs on the host's
+    cores."""
 
     prefill_share: Annotated[float, Basis.guess] = Field(0.4, gt=0, le=1)
-    """Share of the TFLOPS reached in prefill, and in decoding that is bound by compute."""
+    """Share of the TFLOPS reached in prefill and in compute-bound decoding."""
     decode_share: Annotated[float, Basis.guess] = Field(0.6, gt=0, le=1)
     """Share of the memory bandwidth reached in decoding."""
     pace: Annotated[float, Basis.fit] = Field(1.9, gt=0)
-    """Factor on the seconds of a rollout that the two shares and turn_s give; fitted to 3.1 h of Sudoku with H* 5 on
-    four H100 (Zheng et al., 2026), which is other code: an update that you measured is a better source."""
+    """Factor on the seconds of a rollout computed from prefill_share, decode_share and turn_s; fitted to 3.1 h of
+    Sudoku with H* 5 on four H100 (Zheng et al., 2026). That run used other code, so prefer your own measurement."""
     pass_share: Annotated[float, Basis.guess] = Field(0.7, gt=0, le=1)
     """Share of the memory bandwidth reached in passes over theta; the target of the kernels, not measured on a GPU."""
     link_share: Annotated[float, Basis.guess] = Field(0.8, gt=0, le=1)
     """Share of the link's bandwidth reached from pinned memory."""
     noise_g_per_s: Annotated[float, Basis.guess] = Field(150, gt=0)
-    """10^9 elements x members that an update on a GPU adds per second; the target of the kernels, not measured."""
+    """Noise added by an update on a GPU, in 10^9 elements x members per second; the target of the kernels, not
+    measured."""
     core_noise_g_per_s: Annotated[float, Basis.measured] = Field(1.1, gt=0)
-    """The same for a CPU core; with AVX-512 (docs/measurements.md, update of 16 members), half of it without."""
+    """The same for one CPU core with AVX-512 (docs/measurements.md, update of 16 members); half as much without."""
     host_gb_per_s: Annotated[float, Basis.guess] = Field(100, gt=0)
-    """Memory bandwidth of a node, for passes on its cores."""
+    """Memory bandwidth of a node, for passes over theta on its cores."""
     network_gbit_per_s: Annotated[float, Basis.guess] = Field(100, gt=0)
     """Bandwidth between two nodes."""
     disk_gb_per_s: Annotated[float, Basis.guess] = Field(1, gt=0)
-    """Writing and reading checkpoints on the shared file system."""
+    """Bandwidth of reading and writing checkpoints on the shared file system."""
 
     engine_share: Annotated[float, Basis.published] = Field(0.92, gt=0, le=1)
-    """Share of the GPU's memory that vLLM takes by default; engine.extra.gpu_memory_utilization wins."""
+    """Share of the GPU's memory that vLLM takes by default; engine.extra.gpu_memory_utilization overrides it."""
     reserve_gib: Annotated[float, Basis.guess] = Field(4, ge=0)
-    """Per rank, on the GPU: CUDA's context, activations, CUDA graphs, NCCL."""
+    """GPU memory per rank for CUDA's context, activations, CUDA graphs and NCCL."""
     staging_mib: Annotated[float, Basis.guess] = Field(256, ge=0)
-    """Per rank, on the GPU: the bound on buffers that members are written through."""
+    """GPU memory per rank for staging buffers; their upper bound."""
     spare_gib: Annotated[float, Basis.guess] = Field(1, ge=0)
-    """Per rank, on the GPU: what a base on the device leaves free (params/device.py)."""
+    """GPU memory per rank that stays free if theta is kept on the device (params/device.py)."""
     process_gib: Annotated[float, Basis.guess] = Field(3, ge=0)
-    """Host memory of one process of an engine, or of the head, without arenas."""
+    """Host memory of one process of an engine or of the head, without arenas."""
 
     turn_s: Annotated[float, Basis.guess] = Field(0.05, ge=0)
-    """Seconds per turn of an episode, without the model: environment, tokeniser, request."""
+    """Seconds per turn of an episode outside the model: environment, tokenizer, request."""
     member_s: Annotated[float, Basis.guess] = Field(0.2, ge=0)
-    """Seconds per evaluation, without weights and tokens: calls to the engine, prefix cache reset."""
+    """Seconds per evaluation besides writing weights and generating tokens: calls to the engine, prefix cache reset."""
     message_s: Annotated[float, Basis.guess] = Field(0.01, ge=0)
-    """Seconds of an assignment or a result on its way, including the head's fsync."""
+    """Seconds to deliver an assignment or a result, including the head's fsync."""
     start_s: Annotated[float, Basis.guess] = Field(120, ge=0)
     """Mean seconds from the start of a worker's job until it is connected."""
     evaluation_cv: Annotated[float, Basis.guess] = Field(0.3, ge=0, le=5)
-    """Standard deviation of an evaluation's seconds over their mean (lognormal)."""
+    """Coefficient of variation of an evaluation's duration (lognormal): standard deviation divided by mean."""
     answer_share: Annotated[float, Basis.guess] = Field(0.25, gt=0, le=1)
-    """Share of an episode's tokens that are answers, where nothing says how many."""
+    """Share of an episode's tokens that are answer tokens, if their number is not given."""
 
     grpo_updates: Annotated[int, Basis.published] = Field(100, gt=0)
-    """Updates of the gradient method that the run is compared with (Hoy et al., 2026)."""
+    """Number of updates of the gradient method that the run is compared with (Hoy et al., 2026)."""
     grpo_episodes: Annotated[int, Basis.fit] = Field(256, gt=0)
-    """Episodes per update of a gradient method; with one extra pass and one epoch that is 2,560 P L, which the
-    published ratios 0.20, 0.75 and 2.34 come to (Hoy et al., 2026)."""
+    """Episodes per update of a gradient method. With one extra pass and one epoch this gives 2,560 P L, which matches
+    the published ratios 0.20, 0.75 and 2.34 (Hoy et al., 2026)."""
     grpo_extra_passes: Annotated[int, Basis.fit] = Field(1, ge=0)
-    """Forward passes over finished episodes besides training: old log-probabilities, a reference; fitted as above."""
+    """Forward passes over finished episodes besides training, for old log-probabilities or a reference; fitted together
+    with grpo_episodes."""
     grpo_epochs: Annotated[int, Basis.fit] = Field(1, gt=0)
-    """How often a gradient method trains on each episode; fitted as above."""
+    """Number of times that a gradient method trains on each episode; fitted together with grpo_episodes."""
     grpo_length: Annotated[float, Basis.guess] = Field(1, gt=0)
-    """Tokens of its episodes divided by L; the published GRPO rows of Sudoku would need 0.83, 0.98 and 0.94."""
+    """Tokens per episode of the gradient method, divided by L; the published GRPO rows of Sudoku would need 0.83, 0.98
+    and 0.94."""
     training_share: Annotated[float, Basis.fit] = Field(0.042, gt=0, le=1)
     """Share of the TFLOPS reached over a whole GRPO run; fitted to 3.2 EFLOPs in 5.4 h on four H100, Sudoku with H* 5
     (Zheng et al., 2026)."""
     weight_bytes: Annotated[float, Basis.fit] = Field(2, gt=0)
-    """Bytes per parameter of a model in training and of its frozen reference; with the two below 14 for GRPO, the
-    published 7.00 times the weights (Zheng et al., 2026)."""
+    """Bytes per parameter of a model in training and of its frozen reference. With gradient_bytes and optimiser_bytes,
+    GRPO needs 14, the published 7.00 times the weights (Zheng et al., 2026)."""
     gradient_bytes: Annotated[float, Basis.fit] = Field(2, ge=0)
-    """Bytes per parameter in training; fitted as above."""
+    """Bytes of gradients per trained parameter; fitted together with weight_bytes."""
     optimiser_bytes: Annotated[float, Basis.fit] = Field(8, ge=0)
-    """Per parameter in training: Adam's m and v in float32; fitted as above."""
+    """Bytes of Adam's m and v in float32 per trained parameter; fitted together with weight_bytes."""
 
     _given: frozenset[str] = PrivateAttr(frozenset())
 
     def basis(self, name: str) -> Basis:
-        """What one of them rests on."""
+        """The basis of one assumption."""
         stated = next(each for each in type(self).model_fields[name].metadata if isinstance(each, Basis))
         return Basis.given if name in self._given else stated
 
@@ -152,12 +156,12 @@ class Assumptions(Model):
         return self.link_gb_per_s is not None
 
     def flops_of(self, dtype: str) -> float:
-        """Per second, at most."""
+        """Peak FLOPs per second in a dtype."""
         return 1e12 * (self.fp32_tflops if dtype == "float32" else self.bf16_tflops)
 
 
 def assume(gpu: str, changes: Sequence[str] = ()) -> Assumptions:
-    """The numbers of a GPU by name, or of a YAML file; then `key=value` changes. Errors: ConfigError."""
+    """The assumptions for a GPU name or a YAML file, with `key=value` changes applied. Errors: ConfigError."""
     origin = f"--gpu {gpu}"
     is_file = gpu.endswith((".yaml", ".yml"))
     given = _read(Path(gpu)) if is_file else {"gpu": gpu}
@@ -197,7 +201,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _explained(faults: Sequence[Any], origin: str) -> Iterator[str]:
     if missing := [str(fault["loc"][0]) for fault in faults if fault["type"] == "missing"]:
-        yield f"{origin} misses {', '.join(missing)}: give them there, or with --set {missing[0]}=VALUE"
+        yield f"{origin} lacks {', '.join(missing)}: add them there, or use --set {missing[0]}=VALUE"
     for fault in faults:
         key = str(fault["loc"][0])
         if fault["type"] == "extra_forbidden":

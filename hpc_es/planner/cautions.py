@@ -1,4 +1,4 @@
-"""What would go wrong in a run that is made as it is planned."""
+"""Warnings about problems that a planned run would have."""
 
 import re
 from collections.abc import Iterator
@@ -10,35 +10,35 @@ from hpc_es.planner.memory import GIB
 from hpc_es.planner.phases import Phases
 from hpc_es.planner.shape import Shape
 from hpc_es.planner.tokens import Tokens
-from hpc_es.simulator.mismatch import misfits
+from hpc_es.simulator.worker_count import worker_count_warnings
 
 if TYPE_CHECKING:
     from hpc_es.planner import Plan
 
 LONGEST_DEVIATIONS = 4
-"""So many standard deviations above the mean, the longest evaluations of a run are looked for."""
+"""The longest evaluation of a run is assumed to be this many standard deviations above the mean."""
 MAX_ARENA_SHARE = 0.05
-"""Share of idle time, for want of an update, that needs no word."""
+"""Share of time that workers may idle while the head adds an update, without a warning."""
 _SLURM_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "": 2**20}
 
 
 def longest_evaluation(takes: Phases, assumed: Assumptions) -> float:
-    """Seconds that a lease should allow, catching up included."""
+    """Seconds that a lease should allow, including catching up."""
     return takes.catch_up + takes.evaluation * (1 + LONGEST_DEVIATIONS * assumed.evaluation_cv)
 
 
 def cautions_of(config: Config, made: "Plan", takes: Phases, assumed: Assumptions) -> Iterator[str]:
-    """Sentences with the key that helps. `takes`: of the largest evaluation."""
+    """Warnings with the configuration key that helps. `takes` are the phases of the largest evaluation."""
     yield from _of_what_is_given(config, made.shape, made.tokens)
     needs, num_workers = made.memory, made.num_workers
     if not needs.gpu.fits:
-        yield "the model does not fit, so seconds and all that follows from them are those of a GPU on which it would"
+        yield "the model does not fit; all times are those of a GPU with enough memory"
     if (longest := longest_evaluation(takes, assumed)) > config.transport.lease_timeout:
         yield (
             f"some evaluations would take {longest:,.0f} s and lose their lease after transport.lease_timeout="
-            f"{config.transport.lease_timeout:g}: raise it (planned as if it were), or lower es.tasks_per_member"
+            f"{config.transport.lease_timeout:g}: raise it (this plan assumes that), or lower es.tasks_per_member"
         )
-    yield from misfits(config, num_workers, made.durations)
+    yield from worker_count_warnings(config, num_workers, made.durations)
     if made.simulated.arena_share > MAX_ARENA_SHARE:
         yield (
             f"workers idle {made.simulated.arena_share:.0%} of the time while the head adds an update, which takes "
@@ -47,7 +47,7 @@ def cautions_of(config: Config, made: "Plan", takes: Phases, assumed: Assumption
         )
     if made.num_up < num_workers:
         yield (
-            f"{made.num_up} of {num_workers} workers came up before the end: a run this short needs fewer "
+            f"only {made.num_up} of {num_workers} workers connect before the run ends: use fewer for such a short run "
             f"(start_s={assumed.start_s:g})"
         )
     for role, job, needed in (
@@ -61,29 +61,30 @@ def cautions_of(config: Config, made: "Plan", takes: Phases, assumed: Assumption
 def _of_what_is_given(config: Config, shape: Shape, tokens: Tokens) -> Iterator[str]:
     if shape.other_model:
         yield (
-            f"KV cache and heads are still those of {shape.other_model}, though --parameters are given: name the "
-            "other model's config.json with --model-config FILE"
+            f"--parameters is given, but the KV cache and heads are still those of {shape.other_model}: name the other "
+            "model's config.json with --model-config FILE"
         )
     if tokens.with_cached:
         yield (
-            "every prompt of --like counts in full, though the run's prefix cache spared a part, so L and all that "
-            "follows from it are too high: give --tokens-in without that part, and as measured "
+            "the prompts of --like include tokens that the run's prefix cache saved, so L and all figures that depend "
+            "on it are too high: give --tokens-in without the cached part, and the measured "
             f"--tokens-out {tokens.answer:.4g} --turns {tokens.turns:.4g}"
         )
     answers, length = config.sampling.max_tokens, config.engine.max_model_len
     if tokens.answer > tokens.turns * answers:
         yield (
             f"{tokens.answer:,.0f} answer tokens are more than {tokens.turns:g} turns of sampling.max_tokens={answers} "
-            "make: no episode can be as long"
+            "allow: no episode can be that long"
         )
     if tokens.total > tokens.turns * length:
         yield (
             f"L = {tokens.total:,.0f} tokens are more than {tokens.turns:g} turns of engine.max_model_len={length} "
-            "hold: no episode can be as long"
+            "allow: no episode can be that long"
         )
 
 
 def _slurm_bytes(text: str) -> float:
-    """As --mem reads it: megabytes where nothing else is said; 0, which is all of a node, also for other text."""
+    """Bytes of a memory setting as Slurm's --mem reads it, in megabytes by default; 0 for the whole node, and for any
+    other text."""
     found = re.fullmatch(r"([0-9]{1,18})([KMGT]?)", text.upper().removesuffix("B"))
     return int(found[1]) * _SLURM_UNITS[found[2]] if found else 0

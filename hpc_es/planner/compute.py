@@ -1,4 +1,4 @@
-"""FLOPs of a run, and of a gradient method that it is held against. Only P and L count here, not how fast a GPU is."""
+"""FLOPs of a run and of the gradient method that it is compared with. They depend on P and L, not on the GPU."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from hpc_es.planner.tokens import Tokens
 
 @dataclass(frozen=True)
 class Compute:
-    """Nominal FLOPs: 2 P per token forwards; N T episodes of L tokens are an update."""
+    """Nominal FLOPs: 2 P per token of a forward pass, and N T episodes of L tokens per update."""
 
     per_update: float
     in_all: float
@@ -23,7 +23,7 @@ class Compute:
 
     @property
     def ratio_per_update(self) -> float:
-        """Over GRPO's."""
+        """FLOPs per update divided by GRPO's."""
         return self.per_update / self.gradient.grpo_per_update
 
     @property
@@ -32,7 +32,7 @@ class Compute:
 
 
 def compute_of(config: Config, shape: Shape, tokens: Tokens, assumed: Assumptions) -> Compute:
-    """2 N T P L: members are only ever rolled out."""
+    """FLOPs of a run: 2 N T P L per update, because members are only rolled out."""
     one = shape.active * tokens.total
     per_update = FORWARD * config.es.population * config.es.tasks_per_member * one
     return Compute(
@@ -44,7 +44,7 @@ def compute_of(config: Config, shape: Shape, tokens: Tokens, assumed: Assumption
 
 
 def num_evaluations(config: Config) -> int:
-    """Versions that are evaluated on held-out tasks."""
+    """Number of versions that are evaluated on held-out tasks."""
     if not config.eval.num_tasks:
         return 0
     return sum(eval_is_due(config, version) for version in range(config.run.num_updates + 1))

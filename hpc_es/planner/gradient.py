@@ -1,8 +1,8 @@
-"""FLOPs and memory that a gradient method would need for the same task, to compare a run with.
+"""FLOPs and memory that a gradient method would need for the same task, for comparison with a run.
 
-FLOPs follow from its own updates, episodes, passes and epochs; memory from its parts. One model covers GRPO and PPO:
-PPO also has a critic, as large as the policy. assumptions.py says which of the numbers are published, fitted or
-guessed; docs/planner.md compares predictions with published rows.
+FLOPs follow from the method's updates, episodes, passes and epochs; memory is the sum of its parts. One model covers
+GRPO and PPO: PPO also has a critic of the size of the policy. assumptions.py says which numbers are published, fitted
+or guessed; docs/planner.md compares predictions with published rows.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ FORWARD, TRAINING = 2, 6
 
 @dataclass(frozen=True)
 class GradientCompute:
-    """FLOPs of gradient methods. An episode of the ES run has `one` = P L (parameters times tokens)."""
+    """FLOPs of gradient methods."""
 
     grpo_per_update: float
     ppo_per_update: float
@@ -54,7 +54,8 @@ class GradientMemory:
 
 
 def gradient_compute(one: float, assumed: Assumptions) -> GradientCompute:
-    """FLOPs of rollout, extra passes and training. `one`: P L of the ES run. PPO's critic adds a pass and training."""
+    """FLOPs of rollout, extra passes and training. `one` is P L (parameters times tokens of an episode) of the ES run.
+    PPO's critic adds a pass and training."""
     episodes = assumed.grpo_episodes * assumed.grpo_length * one
     learning = TRAINING * assumed.grpo_epochs
     grpo = episodes * (FORWARD + FORWARD * assumed.grpo_extra_passes + learning)

@@ -1,6 +1,6 @@
-"""Whether a run fits: memory of a GPU, of the host of each job, and space on disk; and what would make it fit.
+"""Check whether a run fits into GPU memory, host memory and disk space, and find settings that make it fit.
 
-Invariant: the parts of a Memory sum to what it takes, and a remedy is an override that was planned anew and fits.
+Invariant: the parts of a Memory sum to its total, and every remedy is an override whose plan was checked to fit.
 """
 
 import itertools
@@ -23,34 +23,34 @@ GIB, MIB = 2.0**30, 2.0**20
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BASES: tuple[Literal["host"], Literal["device"]] = ("host", "device")
 CPU_CACHE_MIB = 256
-"""As the engine takes on a CPU, where nothing else is said."""
+"""Default KV cache of the engine on a CPU."""
 MIN_CACHE_MIB = 16
-"""The least that engine.kv_cache_mib may be."""
+"""Smallest allowed engine.kv_cache_mib."""
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Bytes of one tensor-parallel rank. Where the engine computes on the host, in the host's memory."""
+    """Bytes of GPU memory of one tensor-parallel rank; host memory if the engine runs on the host."""
 
     weights: float
     theta: float
-    """In float32, with the optimiser's state, where it is kept on the device."""
+    """theta in float32 with the optimiser's state, if it is kept on the device."""
     staging: float
-    """What members are written through; with theta on the device, what the base leaves free beside it."""
+    """Staging buffers for members; with theta on the device, the memory that the base leaves free."""
     reserve: float
     kv_cache: float
-    """engine.kv_cache_mib, or all that vLLM finds in its share of the memory."""
+    """engine.kv_cache_mib, or the rest of vLLM's share of the memory."""
     available: float
     base: Literal["host", "device"]
-    """Where members are written from."""
+    """Where theta is kept, from which members are written."""
     sequences: float | None
-    """Number of sequences of full length that the cache holds at once; None if the size of a token is not known."""
+    """Number of sequences of full length that the cache holds at once; None if the size of a token is unknown."""
     sequences_wanted: int
-    """Episodes that an evaluation plays side by side."""
+    """Number of episodes that an evaluation plays at the same time."""
 
     @property
     def fixed(self) -> float:
-        """All but the KV cache."""
+        """Bytes of everything but the KV cache."""
         return self.weights + self.theta + self.staging + self.reserve
 
     @property
@@ -59,34 +59,34 @@ class GpuMemory:
 
     @property
     def fits(self) -> bool:
-        """With at least one sequence of full length."""
+        """Whether everything fits, with at least one sequence of full length."""
         return self.total <= self.available and self.kv_cache > 0 and (self.sequences is None or self.sequences >= 1)
 
     @property
     def is_ample(self) -> bool:
-        """No episode waits for room in the cache, however long they all become."""
+        """Whether no episode waits for room in the cache, even if all reach full length."""
         return self.fits and (self.sequences is None or self.sequences >= self.sequences_wanted)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes."""
+    """Memory and disk space of a run, in bytes."""
 
     gpu: GpuMemory
     arena: float
-    """theta in float32 and the optimiser's state; once in the head's job and once in each worker's."""
+    """theta in float32 and the optimiser's state; one in the head's job and one in each worker's job."""
     head_job: float
     worker_job: float
-    """One worker: its arena, which its ranks share, and its processes."""
+    """Host memory of one worker's job: its arena, which its ranks share, and its processes."""
     checkpoints: float
-    """On disk: the newest checkpoint.keep, and one that is being written."""
+    """Disk space of the newest checkpoint.keep checkpoints, and of one that is being written."""
     gradient: GradientMemory
-    """What gradient methods keep for full fine-tuning."""
+    """Memory of gradient methods for full fine-tuning."""
     remedies: tuple[str, ...]
-    """Overrides that give every sequence room, or that at least make it fit: each by itself, or two that do together.
-    None where every sequence has room, or where these do not help."""
+    """Overrides that give every sequence room, or at least make the run fit; each is enough by itself, as one setting
+    or a pair. Empty if every sequence has room, or if no override helps."""
     to_device: str | None
-    """The override with which theta would be kept on the device; None where it is, or cannot be."""
+    """Override that keeps theta on the device; None if theta is there already or cannot be."""
 
 
 def memory_of(config: Config, shape: Shape, assumed: Assumptions) -> Memory:
@@ -113,14 +113,16 @@ def num_elements(config: Config, shape: Shape) -> float:
 
 
 def kv_bytes_per_token(config: Config, shape: Shape) -> float | None:
-    """Bytes of the KV cache per token and rank: heads are split over ranks, as far as there are heads."""
+    """Bytes of the KV cache per token and rank. Heads are split over ranks; with more ranks than heads, they are
+    copied."""
     if shape.kv_elements is None or shape.kv_heads is None:
         return None
     return BYTES[config.model.dtype] * shape.kv_elements / min(config.engine.tensor_parallel, shape.kv_heads)
 
 
 def gpu_memory(config: Config, shape: Shape, assumed: Assumptions) -> GpuMemory:
-    """engine.base=auto keeps theta on the device where room is left for it (params/room.py), or is left over."""
+    """GPU memory of a run. engine.base=auto keeps theta on the device if room is set aside for it (params/room.py) or
+    is left over."""
     host, device = (_with_base(config, shape, assumed, base) for base in BASES)
     if not assumed.has_gpu or not config.engine.direct_map or config.engine.base == "host":
         return host
@@ -174,7 +176,7 @@ def _remedies(config: Config, shape: Shape, assumed: Assumptions, now: GpuMemory
 
 
 def _changes(config: Config, shape: Shape, now: GpuMemory) -> Iterator[str]:
-    """Overrides, the cheapest first."""
+    """Overrides that may help, the cheapest first."""
     engine = config.engine
     if now.base == "device":
         yield "engine.base=host"
@@ -202,7 +204,7 @@ def _to_device(config: Config, shape: Shape, assumed: Assumptions, now: GpuMemor
 
 
 def _cache_mib(memory: GpuMemory) -> int | None:
-    """For all sequences or, where that is more than there is beside the rest, for as many as have room."""
+    """A KV cache in MiB for all sequences or, if there is not enough memory, for as many as fit."""
     room = int((memory.available - memory.fixed) // MIB)
     if memory.sequences:
         room = min(room, math.ceil(memory.sequences_wanted * memory.kv_cache / memory.sequences / MIB))
@@ -227,7 +229,7 @@ def _differ(one: str, other: str) -> bool:
 
 
 def _one_of_each_kind(found: Sequence[str]) -> Iterator[str]:
-    """The first with the same keys: two ranks, where four would do as well."""
+    """The first override of those with the same keys: two ranks, even if four would help too."""
     seen = set[tuple[str, ...]]()
     for text in found:
         if (keys := _keys(text)) not in seen:

@@ -1,9 +1,9 @@
-"""How long each part of an update takes: a roofline over the assumptions.
+"""Predict how long each part of an update takes, by a roofline model over the assumptions.
 
-A pass over theta takes the longest of three: its bytes through memory, its bytes through the host link (with a base in
-host memory, both directions at once), and its noise. Decoding takes, per step, the longer of reading weights and cache
-and of computing. Not counted: what tensor-parallel ranks say to each other, and episodes that wait for the last one;
-`pace`, which a rollout is multiplied by, is what a measured run took over all that.
+A pass over theta takes the longest of three times: its bytes through memory, its bytes through the host link (with
+theta in host memory, both directions at once), and its noise. Each decoding step takes the longer of reading weights
+and cache and of computing. Communication between tensor-parallel ranks and waiting for the last episode are not
+modelled; the factor `pace` on a rollout, fitted to a measured run, covers them.
 """
 
 from dataclasses import dataclass
@@ -17,31 +17,32 @@ from hpc_es.planner.shape import Shape
 from hpc_es.planner.tokens import Tokens
 
 Place = Literal["device", "stream", "cores"]
-"""Where a pass runs: theta on the GPU, theta streamed through the GPU from the host and back, theta on the host."""
+"""Where a pass over theta runs: on the GPU that holds theta, streamed through the GPU from host memory, or on the
+host's cores."""
 
 
 @dataclass(frozen=True)
 class Phases:
-    """Seconds."""
+    """Seconds of each part of an update."""
 
     catch_up: float
-    """A worker applies an update, at most once per version."""
+    """A worker applies an update; at most once per version."""
     perturb: float
-    """Writing a member into the live model."""
+    """A worker writes a member into the live model."""
     prompts: float
     answers: float
     turns: float
-    """Environment, tokeniser, requests."""
+    """Environment, tokenizer and requests of all turns."""
     member: float
-    """What an evaluation costs besides."""
+    """Everything else in an evaluation."""
     head_update: float
-    """The head applies an update, while workers go on; the next commit waits for it."""
+    """The head applies an update. Workers continue meanwhile, but the next commit waits for it."""
     checkpoint: float
     base: Place
     """Where the workers keep theta."""
     head: Place
     concurrent: float
-    """Episodes that run side by side."""
+    """Number of episodes that run at the same time."""
 
     @property
     def rollout(self) -> float:
@@ -49,7 +50,7 @@ class Phases:
 
     @property
     def evaluation(self) -> float:
-        """Seconds of a member: perturbation and rollout."""
+        """Seconds of evaluating a member: perturbation and rollout."""
         return self.perturb + self.member + self.rollout
 
 
@@ -59,7 +60,7 @@ def phases_of(
     """Phases of an update whose evaluations play `num_episodes` each."""
     ranks = config.engine.tensor_parallel
     base: Place = "device" if gpu.base == "device" else "stream"
-    if not (assumed.has_gpu and config.engine.direct_map):  # what goes through load_weights is made on the host
+    if not (assumed.has_gpu and config.engine.direct_map):  # weights for load_weights are computed on the host
         base = "cores"
     head: Place = "stream" if head_has_gpu(config, assumed) else "cores"
     rollout = _rollout(config, shape, tokens, gpu, assumed, num_episodes)
@@ -80,13 +81,13 @@ def phases_of(
 
 
 def head_has_gpu(config: Config, assumed: Assumptions) -> bool:
-    """Whether the head's job asks for a GPU, and may use it."""
+    """Whether the head's job requests a GPU and may use it."""
     asks = config.slurm.head.gres is not None or config.slurm.head.gpus_per_task is not None
     return assumed.has_gpu and (config.head.device == "cuda" or (config.head.device == "auto" and asks))
 
 
 def _update(config: Config, shape: Shape, assumed: Assumptions, place: Place, *, ranks: int, cores: int) -> float:
-    """A member of K subspaces reaches a K-th of the parameters."""
+    """Seconds to apply an update. With K subspaces, a member changes only 1/K of the parameters."""
     bytes_each_way = 4 * num_elements(config, shape)
     noise = shape.trained * config.es.population / config.es.subspaces
     return _pass(assumed, place, reads=bytes_each_way, writes=bytes_each_way, noise=noise, ranks=ranks, cores=cores)
@@ -103,8 +104,11 @@ def _pass(
     ranks: int,
     cores: int,
 ) -> float:
-    """`reads` and `writes`: bytes of theta and state; `live`: bytes written into the model; `noise`: elements times
-    members. Each rank does its share."""
+    """Seconds of one pass, in which each rank does its share.
+
+    `reads` and `writes` are bytes of theta and state; `live` is bytes written into the model; `noise` is elements times
+    members.
+    """
     moved = reads + writes + live
     if place == "cores":
         return max(moved / (1e9 * assumed.host_gb_per_s), noise / (1e9 * assumed.core_noise_g_per_s * cores))
@@ -137,8 +141,10 @@ def _rollout(
 
 
 def _mean_context(config: Config, tokens: Tokens) -> float:
-    """Tokens in the cache while one answers: of a talk that grows evenly from turn to turn, or of one turn alone where
-    each is a fresh prompt. On average half of an answer is there."""
+    """Mean tokens in the cache while an answer is generated, with half of the answer there on average.
+
+    If prompts contain all turns, the conversation grows evenly from turn to turn; otherwise only one turn counts.
+    """
     turns = max(tokens.turns, 1.0)
     grows = envs.keeps_all_turns(config.task.env)
     total = tokens.total * (turns + 1) / 2 if grows else tokens.total

@@ -1,11 +1,11 @@
-"""Published rows, shown beside the plan of the same run. Facts of papers; nothing is computed from them here."""
+"""Published results, shown beside the plan of the same run. No prediction is computed from them."""
 
 from dataclasses import dataclass
 
 from hpc_es.config.schema import Config
 
 HARDWARE = ("h100", 4)
-"""GPU and number of GPUs of the published hours."""
+"""GPU model and number of GPUs of the published hours."""
 
 
 @dataclass(frozen=True)
@@ -14,17 +14,17 @@ class Published:
 
     source: str
     fitted: tuple[str, ...]
-    """Fields below that an assumption of the planner was fitted to, so that its figure is not a prediction."""
+    """Fields that an assumption of the planner was fitted to, so that the planned figure is not a prediction."""
     exaflops: float | None = None
     hours: float | None = None
-    """Hours on HARDWARE, as is `grpo_hours`."""
+    """Hours on HARDWARE; also the unit of `grpo_hours`."""
     grpo_exaflops: float | None = None
     grpo_hours: float | None = None
     grpo_gib: float | None = None
-    """GiB of memory for training, as is `ppo_gib`."""
+    """GiB of memory for training; also the unit of `ppo_gib`."""
     ppo_gib: float | None = None
     ratio_per_update: float | None = None
-    """Nominal compute of ES divided by GRPO's, per update; `ratio_in_all`: over the whole run."""
+    """Nominal compute of ES divided by GRPO's, per update; `ratio_in_all` is the ratio over the whole run."""
     ratio_in_all: float | None = None
 
 
@@ -45,7 +45,7 @@ WEBSHOP = {
 
 
 def published_of(config: Config) -> Published | None:
-    """Published row that this configuration repeats, found by task and size; the model is not compared."""
+    """The published row that this configuration repeats, by task and size; the model is not compared."""
     es, options = config.es, config.task.options
     size = (es.population, es.tasks_per_member, config.run.num_updates)
     if config.task.env == "webshop":

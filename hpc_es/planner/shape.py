@@ -1,6 +1,6 @@
-"""What a plan knows of a model: how many parameters, and what a token costs in the KV cache.
+"""The shape of a model as a plan needs it: the number of parameters, and the size of a token in the KV cache.
 
-From the model's folder where it is on this machine (headers only, no torch), else from numbers that are given.
+It is read from the model's folder if that is on this machine (headers only, no torch), else taken from given numbers.
 """
 
 import json
@@ -18,28 +18,29 @@ from hpc_es.params.weights import read_config, text_config
 @dataclass(frozen=True)
 class Shape:
     parameters: float
-    """P, of the checkpoint."""
+    """Parameters of the checkpoint, P."""
     trained: float
     """Parameters in the scope of model.include and model.exclude."""
     active: float
-    """Parameters that one token passes through: what compute is counted with."""
+    """Parameters that one token passes through, which determine the FLOPs."""
     kv_elements: int | None
-    """Numbers per token in the KV cache, over all layers; None where no config.json says it."""
+    """Values per token in the KV cache, over all layers; None without a config.json."""
     kv_heads: int | None
-    """Over so many ranks at most the cache is cut; further ones hold copies."""
+    """Number of key-value heads. The cache is split over at most this many ranks; further ranks hold copies."""
     source: str
     heads: int | None = None
-    """Attention heads; tensor-parallel ranks get equally many. None where no config.json says it."""
+    """Attention heads, of which all tensor-parallel ranks get the same number; None without a config.json."""
     other_model: str = ""
-    """Whose KV cache and heads these are, where P is given in place of its own."""
+    """The model that the KV cache and heads come from, if P was given instead of read from it."""
 
 
 def shape_of(
     model: ModelConfig, *, parameters: float | None = None, active: float | None = None, described: Path | None = None
 ) -> Shape:
-    """`parameters`, `active`: given numbers. `described`: a config.json, or a folder with one, in model.path's place.
+    """The shape of a model. `parameters` and `active` override what is read; `described` is a config.json, or a folder
+    with one, to use instead of model.path.
 
-    Errors: ConfigError when P is neither given nor to be read; ModelError for a folder that cannot be used.
+    Errors: ConfigError when P is neither given nor readable; ModelError for an unusable folder.
     """
     folder = Path(model.path)
     config = _config(described) if described else read_config(folder) if (folder / "config.json").is_file() else None
@@ -51,8 +52,8 @@ def shape_of(
         trained, source = sum(slot.stored.size for slot in slots if slot.trained), f"of {folder}"
     else:
         raise ConfigError(
-            f"model.path={folder} is not on this machine: say how many parameters it has, --parameters 4.5e9, and "
-            "where its config.json is, --model-config FILE, for its KV cache"
+            f"model.path={folder} is not on this machine: give its number of parameters, e.g. --parameters 4.5e9, and "
+            "for its KV cache the config.json, --model-config FILE"
         )
     if active is not None and active > parameters:
         raise ConfigError(f"--active-parameters {active:g} must be at most the {parameters:g} of the whole model")
@@ -77,13 +78,15 @@ def _config(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--model-config {path}: cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
-        raise ConfigError(f"--model-config {path}: must hold an object, as a Hugging Face config.json does")
+        raise ConfigError(f"--model-config {path}: must hold a JSON object, like a Hugging Face config.json")
     return config
 
 
 def _kv(config: dict[str, Any]) -> tuple[int | None, int | None]:
-    """Keys and values of every layer that attends to all tokens. Layers with a bounded state (linear attention, Mamba)
-    count as nothing, those with a window as if they had none."""
+    """Values per token in the KV cache and number of key-value heads, over all layers that attend to all tokens.
+
+    Layers with a bounded state (linear attention, Mamba) count as zero, and sliding windows are ignored.
+    """
     config = text_config(config) or config
     try:
         layers, heads = int(config["num_hidden_layers"]), int(config["num_attention_heads"])

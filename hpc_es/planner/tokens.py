@@ -1,4 +1,4 @@
-"""How many tokens an episode takes: given, or as a run measured them."""
+"""Tokens per episode, given by the user or measured in a run."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Mean tokens of one episode. L is what is computed; only what a run recorded may hold cached prefixes too."""
+    """Mean tokens of one episode. L counts only computed tokens; numbers from a run may include cached prefixes."""
 
     prompt: float
     answer: float
     turns: float
     source: str
     with_cached: bool = False
-    """Prompts are counted in full, though a prefix cache spared a part."""
+    """Whether prompts include tokens that a prefix cache saved."""
 
     @property
     def total(self) -> float:
-        """L."""
+        """Tokens of an episode, L."""
         return self.prompt + self.answer
 
 
@@ -37,20 +37,23 @@ def given(
     turns: float | None = None,
     answer_share: float,
 ) -> Tokens:
-    """L, or prompt and answer tokens apart. Turns: at most what the task allows; with L alone, answers are as long as
-    `answer_share` of it, and at most sampling.max_tokens a turn. Errors: ConfigError."""
+    """Tokens from L, or from separate prompt and answer tokens.
+
+    `turns` defaults to the task's limit. With L alone, `answer_share` of it are answer tokens, but at most
+    sampling.max_tokens per turn. Errors: ConfigError.
+    """
     turns = turn_limit(config) if turns is None else turns
     longest = turns * config.sampling.max_tokens
     if per_episode is None:
         if prompt is None or answer is None:
             raise ConfigError(
-                "say how long an episode is: --tokens-per-episode L, or --tokens-in and --tokens-out, or --like RUN. "
-                "L counts prompts and answers of all turns, without what the prefix cache spares; answers have at most "
+                "give an episode's length: --tokens-per-episode L, or --tokens-in and --tokens-out, or --like RUN. "
+                "L counts prompts and answers of all turns, without tokens from the prefix cache; answers have at most "
                 f"{longest:,.0f} tokens here, {turns:g} turns of sampling.max_tokens={config.sampling.max_tokens}"
             )
         return Tokens(prompt, answer, turns, "given")
     if prompt is not None:
-        raise ConfigError("--tokens-per-episode and --tokens-in say the same twice: give L, or --tokens-in and -out")
+        raise ConfigError("--tokens-per-episode excludes --tokens-in: give L, or --tokens-in and --tokens-out")
     if answer is not None and answer > per_episode:
         raise ConfigError(f"--tokens-out {answer:g} must be at most the {per_episode:g} of the whole episode")
     if answer is not None:
@@ -60,11 +63,15 @@ def given(
 
 
 def measured(run: "Run") -> Tokens:
-    """Means over a run's training episodes. There, prompts count in full in every turn, whatever the prefix cache
-    spared. Errors: StoreError when it has none."""
+    """Means over a run's training episodes. A run records full prompts in every turn, whatever its prefix cache saved.
+
+    Errors: StoreError when the run has no training episode.
+    """
     episodes = run.episodes[(run.episodes["source"] == "run") & (run.episodes["kind"] == "train")]
     if episodes.empty:
-        raise StoreError("the run has no training episode: how long one is cannot be read from it")
+        raise StoreError(
+            "the run has no training episode, so it does not show how long one is; give --tokens-in and -out"
+        )
     prompt, answer, turns = (float(episodes[name].mean()) for name in ("tokens_in", "tokens_out", "turns"))
     engine = run.config.get("engine", {})
     with_cached = engine.get("kind", "vllm") == "vllm" and engine.get("prefix_cache", True)
@@ -73,7 +80,7 @@ def measured(run: "Run") -> Tokens:
 
 
 def turn_limit(config: Config) -> float:
-    """Turns that the task allows: `max_turns`, three per blank in sudoku, 1 where an environment has no such option.
+    """Most turns per episode: `max_turns`, three per blank in sudoku, 1 if the environment has no such option.
 
     Errors: ConfigError for an environment that does not exist, or a puzzle that it does not have."""
     options = {**config.task.options, **config.task.train}

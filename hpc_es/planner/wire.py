@@ -1,7 +1,8 @@
-"""What an update sends over the network and writes into the journal, in bytes.
+"""Bytes that an update sends over the network and writes to the journal.
 
-Sizes are those of real messages: the plan, the commit and the results of one version, made by the head's own functions
-and encoded as they are sent. What sockets, encryption and TCP add, about 100 bytes a message, is not counted.
+Sizes are those of real messages: the plan, the commit and the results of one version, created by the head's own
+functions and encoded for sending. The overhead of sockets, encryption and TCP, about 100 bytes per message, is not
+counted.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from hpc_es.store.frames import frame
 from hpc_es.transport.messages import Ack, Announce, Heartbeat, Report, Work, encode, encode_commit
 
 _WORKER = "12345678_1234.0-0123456789ab"
-"""As long as the name of an element of an array."""
+"""A worker name of typical length, as in a Slurm job array."""
 _NUM_TASKS = 100_000
 _DIGEST = 2**64 - 1
 _NOW = 1.7e9
@@ -27,22 +28,22 @@ _NOW = 1.7e9
 
 @dataclass(frozen=True)
 class Wire:
-    """Bytes. N evaluations of T episodes make an update."""
+    """Bytes per update of N evaluations with T episodes each."""
 
     record: int
-    """A commit, as it is broadcast or sent to every worker."""
+    """Bytes of a commit, which is broadcast or sent to every worker."""
     announcement: int
     """Bytes of the announcement of a commit, with the hash of its record, to each worker."""
     assignment: int
     result: int
-    """With one line per episode, and its acknowledgement."""
+    """Bytes of a result with one line per episode, and its acknowledgement."""
     heartbeat: int
     per_worker: float
-    """Record and announcement."""
+    """Bytes to each worker: record and announcement."""
     per_update: float
-    """All workers together, without heartbeats."""
+    """Bytes to and from all workers, without heartbeats."""
     weights: float
-    """What the usual way sends every worker for an update: the weights, in 16 bits."""
+    """Bytes to each worker if an update sent the weights in 16 bits, as is usual elsewhere."""
     journal_per_update: int
 
 
@@ -101,7 +102,7 @@ def _evaluation(method: Method, tokens: Tokens, version: int, slot: int) -> tupl
 
 
 def _journalled(version: int, commit: Commit, cohort: list[tuple[Assignment, Result]]) -> int:
-    """In one frame, though several are written: a frame adds a few bytes."""
+    """Bytes in the journal, counted as one frame; each further frame adds only a few bytes."""
     ids: list[EvalId] = [assignment.eval_id for assignment, _ in cohort]
     written: list[journal.AnyRecord] = [
         journal.Planned(_NOW, version, tuple(assignment for assignment, _ in cohort)),

@@ -1,7 +1,7 @@
-"""What an evaluation is told: whose parameters, on which tasks, how answers are drawn, how many and how often.
+"""The configuration of an evaluation: which parameters, which tasks, how answers are sampled, how many and how often.
 
-Invariant: of the configuration that a run trained with only what a policy is measured by can change, so that whatever
-else stands there is still true of the parameters.
+Invariant: only the parts of a run's configuration that decide how a policy is measured can change, so that everything
+else in it remains true of the parameters.
 """
 
 from collections.abc import Sequence
@@ -18,66 +18,66 @@ from hpc_es.errors import ConfigError
 from hpc_es.paths import RunPaths
 
 LIMITS = ("max_model_len", "max_concurrent")
-"""Of the engine: what a task file may ask for where the engine is a run's."""
+"""Engine settings that a task file may change for the engine of a run."""
 _FOR_RUNS = MEASURE
 _FOR_MODELS = (*_FOR_RUNS, "run.seed", "model.dtype")
 _NOT_THE_FILES = ("run.name=evaluation", "run.num_updates=1", "model.path=evaluated")
-"""What a task file need not say, and what counts for nothing where it does."""
+"""Settings that a task file may omit, and that are ignored if it has them."""
 
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """None: as the run, or else the task file, has it."""
+    """Settings that the user requested for an evaluation; None means the setting of the task file, or of the run."""
 
     task: Path | None = None
-    """A config file, or a run folder: its task and eval sections take the place of the run's; so do sampling and the
-    engine's limits where it says something of them."""
+    """A config file or a run folder. Its task and eval sections replace the run's; so do sampling and the engine's
+    limits, if it has them."""
     overrides: Sequence[str] = ()
-    """key=value, laid over the rest."""
+    """key=value settings that override all others."""
     num_tasks: int | None = None
     repeats: int | None = None
     keep: int | None = None
-    """Episodes of each version that are kept word by word."""
+    """Number of episodes of each version whose full text is kept."""
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """Parameters that no run of ours made."""
+    """A frozen model that does not come from a run."""
 
     model: str
-    """A Hugging Face folder; of an endpoint, the model's name there."""
+    """A Hugging Face folder, or the model's name at an endpoint."""
     url: str | None = None
     """URL of an endpoint with OpenAI's chat API."""
 
 
-def of_run(trained: Config, asked: EvalRequest, base: Path | None = None) -> Config:
-    """For versions of a run; `base`: its base model, where that has moved.
+def of_run(trained: Config, request: EvalRequest, base: Path | None = None) -> Config:
+    """Configuration for evaluating versions of a run; `base` is the run's base model if that has moved.
 
-    Errors: ConfigError; EnvError when the environment cannot be made.
+    Errors: ConfigError; EnvError when the environment cannot be created.
     """
-    _check_keys(asked.overrides, _FOR_RUNS)
-    if _sets(asked, "engine.url"):
+    _check_keys(request.overrides, _FOR_RUNS)
+    if _sets(request, "engine.url"):
         raise ConfigError("engine.url cannot be set for the versions of a run: `hpc-es eval URL` evaluates an endpoint")
     if base is not None:
         trained = trained.model_copy(update={"model": trained.model.model_copy(update={"path": str(base)})})
-    if asked.task is None:
-        config = settle(trained.model_dump(mode="json"), asked.overrides, origin="the run's config.yaml")
-        return _counted(config, asked)
-    file = _load(asked.task)
+    if request.task is None:
+        config = settle(trained.model_dump(mode="json"), request.overrides, origin="the run's config.yaml")
+        return _counted(config, request)
+    file = _load(request.task)
     measure = _measure(file)
     if all(origin == DEFAULT for key, origin in file.origins.items() if key.startswith("sampling.")):
         del measure["sampling"]
     values = trained.model_dump(mode="json") | measure
     values["engine"] |= _limits(file)
-    return _counted(settle(values, asked.overrides, origin=str(asked.task)), asked, file)
+    return _counted(settle(values, request.overrides, origin=str(request.task)), request, file)
 
 
-def of_model(frozen: Frozen, out: Path, asked: EvalRequest) -> Config:
-    """For a model that no run made: that of a run of version 0 in the folder `out`. Errors: as `of_run`."""
-    _check_keys(asked.overrides, _FOR_MODELS)
-    if asked.task is None:
-        raise ConfigError(f"{frozen.url or frozen.model} has no tasks of its own: --task FILE says what to play")
-    file = _load(asked.task)
+def of_model(frozen: Frozen, out: Path, request: EvalRequest) -> Config:
+    """Configuration for evaluating a frozen model, as version 0 of a run in the folder `out`. Errors: see `of_run`."""
+    _check_keys(request.overrides, _FOR_MODELS)
+    if request.task is None:
+        raise ConfigError(f"{frozen.url or frozen.model} has no tasks of its own: name them with --task FILE")
+    file = _load(request.task)
     if frozen.url is None:
         engine = file.config.model_dump(mode="json")["engine"]
     else:
@@ -89,11 +89,11 @@ def of_model(frozen: Frozen, out: Path, asked: EvalRequest) -> Config:
         **_measure(file),
     }
     values["eval"]["every"] = 0
-    return _counted(settle(values, asked.overrides, origin=str(asked.task)), asked, file)
+    return _counted(settle(values, request.overrides, origin=str(request.task)), request, file)
 
 
 def checked_name(name: str, option: str) -> str:
-    """Errors: ConfigError when it cannot be a file's name."""
+    """Return the name if it can be a file name. Errors: ConfigError."""
     try:
         return file_name(name)
     except ValueError as error:
@@ -105,7 +105,8 @@ def _load(path: Path) -> Loaded:
 
 
 def _measure(file: Loaded) -> dict[str, Any]:
-    """Sections by which a policy is measured. Batches are those of a run of this file, so that tasks meet its seeds."""
+    """The sections that decide how a policy is measured. Batches are those of a run of this file, so that tasks get the
+    same sampling seeds as there."""
     config = file.config.model_dump(mode="json")
     config["eval"]["batch"] = file.config.eval.batch or file.config.es.tasks_per_member
     return {section: config[section] for section in ("task", "sampling", "eval")}
@@ -121,28 +122,29 @@ def _check_keys(overrides: Sequence[str], allowed: Sequence[str]) -> None:
         if not any(key == known or key.startswith(f"{known}.") for known in allowed):
             listed = ", ".join(allowed)
             raise ConfigError(
-                f"{key} cannot be set for an evaluation, only {listed}: the rest is what the parameters come from"
+                f"{key} cannot be set for an evaluation, only {listed}: other keys say how the parameters were made"
             )
 
 
-def _counted(config: Config, asked: EvalRequest, file: Loaded | None = None) -> Config:
-    """With the numbers of tasks and repeats settled. Errors: ConfigError when there are not so many tasks."""
+def _counted(config: Config, request: EvalRequest, file: Loaded | None = None) -> Config:
+    """The configuration with the numbers of tasks and repeats filled in. Errors: ConfigError when there are too few
+    tasks."""
     available = inspect(config, "eval").num_tasks
-    wanted = asked.num_tasks
+    wanted = request.num_tasks
     if wanted is None:
         wanted = config.eval.num_tasks or available
-        if file is not None and file.origins["eval.num_tasks"] == DEFAULT and not _sets(asked, "eval.num_tasks"):
+        if file is not None and file.origins["eval.num_tasks"] == DEFAULT and not _sets(request, "eval.num_tasks"):
             wanted = min(wanted, available)
     if not 1 <= wanted <= available:
-        raise ConfigError(f"{wanted} evaluation tasks are asked for, {config.task.env} has 1 to {available}")
-    repeats = config.eval.repeats if asked.repeats is None else asked.repeats
+        raise ConfigError(f"{wanted} evaluation tasks were requested; {config.task.env} allows 1 to {available}")
+    repeats = config.eval.repeats if request.repeats is None else request.repeats
     if not 1 <= repeats <= MAX_REPEATS:
-        raise ConfigError(f"--repeats {repeats} must be 1 to {MAX_REPEATS}")
+        raise ConfigError(f"--repeats {repeats} must be from 1 to {MAX_REPEATS}")
     evaluation = config.eval.model_copy(update={"num_tasks": wanted, "repeats": repeats})
-    kept = config.store.trajectories if asked.keep is None else asked.keep
+    kept = config.store.trajectories if request.keep is None else request.keep
     store = config.store.model_copy(update={"trajectories": kept})
     return config.model_copy(update={"eval": evaluation, "store": store})
 
 
-def _sets(asked: EvalRequest, key: str) -> bool:
-    return any(override.partition("=")[0].strip() == key for override in asked.overrides)
+def _sets(request: EvalRequest, key: str) -> bool:
+    return any(override.partition("=")[0].strip() == key for override in request.overrides)

@@ -1,8 +1,8 @@
-"""Evaluate versions of a run afterwards: on its own tasks or on others, greedily or with repeats.
+"""Evaluate versions of a finished or running run, on its own tasks or on others, greedily or with repeats.
 
-Invariants: what is evaluated is theta_v to the bit (see solo.py); all versions play the same tasks with the same
-sampling seeds; the run folder only gains a journal below evals/, which has every batch as soon as it is played, so that
-an evaluation that was stopped goes on where it stopped.
+Invariants: the evaluated parameters are theta_v to the bit (see solo.py); all versions play the same tasks with the
+same sampling seeds. The run folder only gains a journal below evals/, to which every batch is written as soon as it has
+been played, so that a stopped evaluation can resume.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_es import __version__, methods, modes
+from hpc_es import methods, modes
 from hpc_es.config import Config, compare, from_record
 from hpc_es.envs.manifest import eval_tasks, read_tasks, settle_tasks
 from hpc_es.errors import ConfigError
@@ -29,14 +29,15 @@ from hpc_es.records import Assignment, EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.store.clock import Clock
 from hpc_es.store.later import EvalJournal
+from hpc_es.version import __version__
 from hpc_es.worker.trajectories import TrajectoryFile
 
 Say = Callable[[str], None]
 Write = Callable[[journal.AnyRecord], None]
-"""Makes a record durable."""
+"""A function that writes a record durably."""
 
 RUN = "run"
-"""The source of what a run folder's own journal has."""
+"""Name of the source for the run's own evaluations."""
 WORKER = "hpc-es eval"
 PROGRESS_S = 15.0
 """Seconds between two lines of progress."""
@@ -44,19 +45,19 @@ PROGRESS_S = 15.0
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Where to find what was played: rows of `read(root)` with this source."""
+    """Where to find the results of an evaluation: the rows of `read(root)` with this source."""
 
     root: Path
     source: str
     versions: tuple[int, ...]
-    """In the order in which they were asked for."""
+    """The evaluated versions, in the requested order."""
     config: Config
 
 
 def evaluate(
     root: Path,
     versions: str = "last",
-    asked: EvalRequest | None = None,
+    request: EvalRequest | None = None,
     *,
     name: str | None = None,
     base: Path | None = None,
@@ -64,24 +65,24 @@ def evaluate(
 ) -> Evaluation:
     """Play evaluation tasks with some versions of a run (see `chosen_versions`), and record them as evals/NAME.hpcj.
 
-    With the `name` of an evaluation that was stopped, go on with it. `base`: the base model, where it has moved.
-    Errors: ConfigError for a version, task or number that does not exist, and for a name that something else was
-    evaluated under; ModelError, DigestMismatch, EngineError, EnvError, StoreError.
+    With the `name` of a stopped evaluation, resume it. `base` is the base model if it has moved.
+    Errors: ConfigError for a version, task or number that does not exist, and for the name of a different evaluation;
+    ModelError, DigestMismatch, EngineError, EnvError, StoreError.
     """
-    recorded, asked = Recorded.read(root), asked or EvalRequest()
+    recorded, request = Recorded.read(root), request or EvalRequest()
     chosen = chosen_versions(recorded, versions)
-    config = of_run(recorded.config, asked, base)
+    config = of_run(recorded.config, request, base)
     if config.engine.kind != "endpoint":
         check_model(Path(config.model.path), config.engine)
     _refuse_changed_tasks(recorded.paths, config)
-    name = _fresh_name(config, asked) if name is None else checked_name(name, "--name")
+    name = _fresh_name(config, request) if name is None else checked_name(name, "--name")
     if name == RUN:
-        raise ConfigError(f"--name {RUN} stands for what the run itself measured: choose another one")
+        raise ConfigError(f"--name {RUN} is reserved for the run's own evaluations: choose another name")
     first = started(config, recorded.digests[0])
     with modes.within(root), contextlib.closing(EvalJournal.open(recorded.paths, name, first, warn=say)) as later:
         refuse_another_evaluation(later.earlier[0], config, later.path)
         settle_tasks(recorded.paths.later_eval_tasks(name), config, has_begun=True)
-        left = what_is_left(config, chosen, later.earlier)
+        left = remaining_batches(config, chosen, later.earlier)
         announce(config, left, f"{later.path}: if it is stopped, the same command with --name {name} resumes it", say)
         if left:
             keep = TrajectoryFile(recorded.paths.later_eval_trajectories(name), WORKER).append
@@ -90,9 +91,10 @@ def evaluate(
 
 
 def chosen_versions(recorded: Recorded, text: str) -> tuple[int, ...]:
-    """`all` (from theta_0 to the newest), or `0,10,last`, `0:100:10` (from 0 to 100, every 10th), in any mixture.
+    """Parse versions: `all` (theta_0 to the newest), or a list of numbers, `last` and ranges such as `0:100:10` (0 to
+    100, every 10th). The order is kept.
 
-    In the order given. Errors: ConfigError for what is none of these, and for a version that the run does not have.
+    Errors: ConfigError for any other text, and for a version that the run does not have.
     """
     newest = recorded.version(None)
     if text == "all":
@@ -104,13 +106,13 @@ def chosen_versions(recorded: Recorded, text: str) -> tuple[int, ...]:
             raise ConfigError(f"--versions {text!r} must be `all`, or numbers and `last`, like 0,10,last or 0:100:10")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
         if step == 0 or last < first:
-            raise ConfigError(f"--versions {part!r} names no version: FROM:TO:STEP goes upwards, by at least 1")
+            raise ConfigError(f"--versions {part!r} names no version: FROM:TO:STEP needs FROM <= TO and STEP >= 1")
         recorded.version(first), recorded.version(last)
         chosen.update(dict.fromkeys(range(first, last + 1, step)))
     return tuple(chosen)
 
 
-# --- what evaluations of runs and of models have in common --------------------------------------------------------
+# --- shared by evaluations of runs and of models ------------------------------------------------------------------
 
 
 def started(config: Config, base_digest: int, generation: int = 0, predecessor_bytes: int = 0) -> journal.Started:
@@ -129,19 +131,19 @@ def started(config: Config, base_digest: int, generation: int = 0, predecessor_b
 
 
 @dataclass(frozen=True)
-class Left:
-    """What is left to play of one version."""
+class Remaining:
+    """The batches of one version that remain to be played."""
 
     version: int
     plan: tuple[Assignment, ...]
-    """Everything, also what is done."""
+    """All batches of the version, including those already played."""
     batches: tuple[Assignment, ...]
     is_planned: bool
-    """The plan is in the journal already."""
+    """Whether the plan is already in the journal."""
 
 
-def what_is_left(config: Config, versions: Sequence[int], earlier: Iterable[journal.AnyRecord]) -> list[Left]:
-    """Of these versions, in ascending order, those that an earlier writer of the journal did not come to the end of."""
+def remaining_batches(config: Config, versions: Sequence[int], earlier: Iterable[journal.AnyRecord]) -> list[Remaining]:
+    """The versions, in ascending order, that the records of an earlier attempt do not complete."""
     planned, done = set[int](), set[EvalId]()
     for record in earlier:
         if isinstance(record, journal.Planned):
@@ -152,18 +154,18 @@ def what_is_left(config: Config, versions: Sequence[int], earlier: Iterable[jour
     for version in sorted(versions):
         plan = tuple(plan_evaluation(config, eval_batch, config.eval.num_tasks, version))
         if batches := tuple(assignment for assignment in plan if assignment.eval_id not in done):
-            found.append(Left(version, plan, batches, version in planned))
+            found.append(Remaining(version, plan, batches, version in planned))
     return found
 
 
-def announce(config: Config, left: Sequence[Left], where: str, say: Say) -> None:
-    """How much there is to do, and what it will be worth."""
+def announce(config: Config, left: Sequence[Remaining], where: str, say: Say) -> None:
+    """Report how much remains to be played, and warn if repeats are pointless."""
     repeats = config.eval.repeats
     if not left:
-        say("everything that is asked for is recorded already")
+        say("everything requested is already recorded")
         return
     if repeats > 1 and config.sampling.temperature == 0:
-        say("note: greedy answers have no chance in them, so that repeats only show what batching changes")
+        say("note: greedy answers are not random, so repeats differ only by effects of batching")
     episodes = sum(len(assignment.tasks) for each in left for assignment in each.batches)
     times = f" x {repeats} repeats" if repeats > 1 else ""
     versions = "1 version" if len(left) == 1 else f"{len(left)} versions"
@@ -171,8 +173,8 @@ def announce(config: Config, left: Sequence[Left], where: str, say: Say) -> None
     say(where)
 
 
-async def play(solo: Solo, config: Config, left: Sequence[Left], write: Write, say: Say, clock: Clock) -> None:
-    """Play what is left, version by version, and write every batch as soon as it is there."""
+async def play(solo: Solo, config: Config, left: Sequence[Remaining], write: Write, say: Say, clock: Clock) -> None:
+    """Play the remaining batches version by version, and write each result as soon as it is known."""
     progress = _Progress(left, say)
     for each in left:
         if not each.is_planned:
@@ -182,9 +184,10 @@ async def play(solo: Solo, config: Config, left: Sequence[Left], write: Write, s
 
 
 async def _play_batches(
-    solo: Solo, config: Config, left: Left, write: Write, progress: "_Progress", clock: Clock
+    solo: Solo, config: Config, left: Remaining, write: Write, progress: "_Progress", clock: Clock
 ) -> None:
-    """As many batches at once as engine.max_concurrent has room for: a barrier after each would idle the engine."""
+    """Play as many batches at once as engine.max_concurrent allows, because waiting after each would idle the
+    engine."""
     largest = max(len(assignment.tasks) for assignment in left.batches)
     slots = asyncio.Semaphore(max(1, config.engine.max_concurrent // largest))
 
@@ -199,16 +202,16 @@ async def _play_batches(
     running = [asyncio.ensure_future(one(assignment)) for assignment in left.batches]
     try:
         await asyncio.gather(*running)
-    finally:  # parameters may only change again when no episode is left in flight
+    finally:  # parameters may change only after all episodes have ended
         for batch in running:
             batch.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
 
 class _Progress:
-    """A line now and then."""
+    """Prints a line of progress from time to time."""
 
-    def __init__(self, left: Sequence[Left], say: Say) -> None:
+    def __init__(self, left: Sequence[Remaining], say: Say) -> None:
         self._say, self._done, self._said = say, 0, time.monotonic()
         self._total = sum(len(assignment.tasks) for each in left for assignment in each.batches)
 
@@ -220,20 +223,18 @@ class _Progress:
 
 
 def refuse_another_evaluation(first: journal.AnyRecord, config: Config, path: Path) -> None:
-    """Errors: ConfigError when a journal that is to go on began with another configuration."""
+    """Refuse to resume a journal that began with another configuration. Errors: ConfigError."""
     assert isinstance(first, journal.Started), "a journal begins with Started"
     harmful, _ = compare(from_record(first.config_json), config)
     if harmful:
-        raise ConfigError(
-            f"{path} is an evaluation of something else: {'; '.join(map(str, harmful))}; give this one another name"
-        )
+        raise ConfigError(f"{path} is a different evaluation: {'; '.join(map(str, harmful))}; choose another --name")
 
 
-# --- of a run -----------------------------------------------------------------------------------------------------
+# --- evaluations of a run -----------------------------------------------------------------------------------------
 
 
 def _refuse_changed_tasks(paths: RunPaths, config: Config) -> None:
-    """Errors: ConfigError when these are the run's own tasks and have become others since it began; StoreError."""
+    """Refuse the run's own tasks if they have changed since the run began. Errors: ConfigError; StoreError."""
     own, now = read_tasks(paths.tasks), eval_tasks(config)
     if own is None or (own.env, own.options) != (now.env, now.options):
         return
@@ -241,17 +242,17 @@ def _refuse_changed_tasks(paths: RunPaths, config: Config) -> None:
         if before != after:
             raise ConfigError(
                 f"task {number} of {config.task.env} was {before.id!r} when the run began and is {after.id!r} now, or "
-                f"what is known of it has changed ({paths.tasks}): bring the task's data back, or the evaluations of "
-                "this run would not compare"
+                f"its facts have changed ({paths.tasks}): restore the task's data, because otherwise the evaluations "
+                "of this run would not be comparable"
             )
 
 
-def _fresh_name(config: Config, asked: EvalRequest) -> str:
-    what = asked.task.stem if asked.task else config.task.env
+def _fresh_name(config: Config, request: EvalRequest) -> str:
+    what = request.task.stem if request.task else config.task.env
     began = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     return f"{re.sub('[^A-Za-z0-9_-]+', '-', what).strip('-_')}-{began}-{os.getpid()}"
 
 
-async def _evaluate(recorded: Recorded, left: Sequence[Left], write: Write, keep: Keep, say: Say) -> None:
+async def _evaluate(recorded: Recorded, left: Sequence[Remaining], write: Write, keep: Keep, say: Say) -> None:
     async with Solo.start(recorded, keep) as solo:
         await play(solo, recorded.config, left, write, say, Clock())

@@ -1,7 +1,7 @@
-"""Evaluate a model that no run of ours made: a model folder, or an endpoint with OpenAI's chat API.
+"""Evaluate a model that does not come from a run: a model folder, or an endpoint with OpenAI's chat API.
 
-Invariant: what comes of it is a run folder of version 0 that never updates, so that everything that reads runs reads
-it. As with a run, every batch is in its journal as soon as it is played.
+Invariant: the result is the folder of a run that stays at version 0, so that every tool that reads runs can read it. As
+in a run, every batch is written to the journal as soon as it has been played.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch.prepare import began_config, check_model, launcher_lock
 from hpc_es.paths import RunPaths
 from hpc_es.recorded.eval_config import EvalRequest, Frozen, of_model
-from hpc_es.recorded.evaluate import RUN, WORKER, Evaluation, Left, Say, announce, play, started, what_is_left
+from hpc_es.recorded.evaluate import RUN, WORKER, Evaluation, Remaining, Say, announce, play, remaining_batches, started
 from hpc_es.recorded.solo import Recorded, Solo
 from hpc_es.store import records as journal
 from hpc_es.store.clock import Clock
@@ -25,13 +25,13 @@ from hpc_es.store.journal import JournalWriter, read_journal
 from hpc_es.worker.trajectories import TrajectoryFile
 
 
-def evaluate_model(frozen: Frozen, out: Path, asked: EvalRequest, *, say: Say = print) -> Evaluation:
+def evaluate_model(frozen: Frozen, out: Path, request: EvalRequest, *, say: Say = print) -> Evaluation:
     """Play the tasks of a file with a frozen model, and record them in the run folder `out`.
 
-    A folder with the same evaluation, stopped half-way, goes on. Errors: ConfigError, also when `out` is something
-    else; ModelError, EngineError, EnvError, StoreError.
+    If `out` holds the same evaluation, stopped halfway, it is resumed. Errors: ConfigError, also when `out` holds
+    anything else; ModelError, EngineError, EnvError, StoreError.
     """
-    config, paths = of_model(frozen, out, asked), RunPaths(out)
+    config, paths = of_model(frozen, out, request), RunPaths(out)
     if frozen.url is None:
         check_model(Path(frozen.model), config.engine)
     _refuse_something_else(paths, config)
@@ -42,7 +42,7 @@ def evaluate_model(frozen: Frozen, out: Path, asked: EvalRequest, *, say: Say = 
         except OSError as error:
             raise LaunchError(f"{out} cannot be written: {error}") from None
         settle_tasks(paths.tasks, config, has_begun=bool(earlier))
-        left = what_is_left(config, (0,), earlier)
+        left = remaining_batches(config, (0,), earlier)
         announce(config, left, f"{out}: if it is stopped, the same command resumes it", say)
         if left:
             asyncio.run(_evaluate(Recorded.frozen(paths, config), left, say))
@@ -51,32 +51,32 @@ def evaluate_model(frozen: Frozen, out: Path, asked: EvalRequest, *, say: Say = 
 
 
 def _refuse_something_else(paths: RunPaths, config: Config) -> None:
-    """Errors: ConfigError when the folder holds anything but this evaluation."""
+    """Refuse a folder that holds anything but this evaluation. Errors: ConfigError."""
     if not paths.root.exists():
         return
     if not paths.config.is_file():
         if not paths.root.is_dir() or any(path != paths.launcher_lock for path in paths.root.iterdir()):
-            raise ConfigError(f"{paths.root} exists already and is not an evaluation: name another --out")
+            raise ConfigError(f"{paths.root} already exists and is not an evaluation: choose another --out")
         return
     harmful, _ = compare(began_config(paths) or load(paths.config).config, config)
     if harmful:
         raise ConfigError(
-            f"{paths.root} is an evaluation, or a run, of something else: {'; '.join(map(str, harmful))}; name another "
-            "--name or --out"
+            f"{paths.root} is a different evaluation or a run: {'; '.join(map(str, harmful))}; choose another --name "
+            "or --out"
         )
 
 
 def _refuse_another_model(paths: RunPaths, digest: int) -> None:
-    """Errors: ConfigError when the folder's evaluation began with other parameters."""
+    """Refuse a folder whose evaluation began with other parameters. Errors: ConfigError."""
     first = next(read_journal(paths.root), None)
     if isinstance(first, journal.Started) and first.base_digest != digest:
         raise ConfigError(
-            f"{paths.root} was begun with other parameters (digest {first.base_digest:016x}, now {digest:016x}): bring "
-            "the model back, or name another --out"
+            f"{paths.root} began with other parameters (digest {first.base_digest:016x}, now {digest:016x}): restore "
+            "the model, or choose another --out"
         )
 
 
-async def _evaluate(recorded: Recorded, left: Sequence[Left], say: Say) -> None:
+async def _evaluate(recorded: Recorded, left: Sequence[Remaining], say: Say) -> None:
     config, clock = recorded.config, Clock()
     keep = TrajectoryFile(recorded.paths.trajectory_file("hpc-es-eval"), WORKER).append
     async with Solo.start(recorded, keep) as solo:

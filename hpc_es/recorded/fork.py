@@ -1,11 +1,12 @@
-"""A new run that begins from theta_V of another, with other settings.
+"""Fork a run: start a new run from theta_V of another one, with other settings.
 
-Invariants: the new run's base model has the bits of theta_V, proven by its digest before the folder counts; a name that
-is taken is refused; what goes wrong leaves no folder. The fork is a run like any other: its version 0 is theta_V.
+Invariants: the new run's base model has the bits of theta_V, as its digest proves before the folder appears; an
+existing name is refused; a failure leaves no folder. The fork is an ordinary run whose version 0 is theta_V.
 
-What begins anew: the schedules of sigma and alpha (update 1 of the fork is their first), an optimiser's state (zero),
-and the run seed, unless it is given. The same seed would give version 0 the members that the other run had at version
-0, so it is derived from that run's seed and V: forks of one version share their members, and can be compared in pairs.
+These start over: the schedules of sigma and alpha (update 1 of the fork is their first), the optimiser's state (zero),
+and the run seed, unless it is given. With the original seed, version 0 of the fork would have the same members as
+version 0 of the other run, so the seed is derived from that run's seed and V. Forks of one version therefore share
+their members and can be compared pairwise.
 """
 
 import json
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpc_es import __version__, modes
+from hpc_es import modes
 from hpc_es.config import Config, Difference, compare, load
 from hpc_es.config.fields import file_name
 from hpc_es.errors import ConfigError, DigestMismatch, LaunchError
@@ -25,6 +26,7 @@ from hpc_es.noise import kernels, tensor_id
 from hpc_es.paths import RunPaths
 from hpc_es.recorded.solo import Recorded
 from hpc_es.seeds import derive
+from hpc_es.version import __version__
 
 if TYPE_CHECKING:
     from hpc_es.params import Arena
@@ -34,17 +36,17 @@ _SETTLED = {"run.name": "--name names the fork", "model.path": "the base model o
 
 @dataclass(frozen=True)
 class Fork:
-    """A fork that may be made; nothing is written yet."""
+    """A fork that can be written; nothing is written yet."""
 
     origin: RunPaths
     version: int
     config: Config
     base: Path
-    """The model folder with theta_V."""
+    """The model folder for theta_V."""
     differences: tuple[Difference, ...]
-    """What could change a result, old -> new; the base model's path aside."""
+    """Changed settings that could change a result, old -> new, except the base model's path."""
     loses_optimiser: bool
-    """There was an optimiser, and its state is not carried over."""
+    """Whether the run has an optimiser whose state is not carried over."""
 
     @property
     def paths(self) -> RunPaths:
@@ -54,11 +56,11 @@ class Fork:
 def plan_fork(
     root: Path, version: int | None, name: str, overrides: Sequence[str] = (), base: Path | None = None
 ) -> Fork:
-    """Settle what a fork of theta_version (default: the newest) would be.
+    """Plan a fork of theta_version (default: the newest) without writing anything.
 
-    `overrides`: key=value, laid over the run's configuration. `base`: where theta_V lies already, or is to lie;
-    default: the run's own base model for version 0, else within the new run's folder.
-    Errors: ConfigError for a version, name or setting that cannot be; StoreError.
+    `overrides` are key=value settings that override the run's configuration. `base` is the folder that holds theta_V or
+    will hold it; by default, the run's own base model for version 0, else a folder within the new run's folder.
+    Errors: ConfigError for an impossible version, name or setting; StoreError.
     """
     recorded = Recorded.read(root)
     version = recorded.version(version)
@@ -76,7 +78,7 @@ def plan_fork(
         raise ConfigError(f"--name {name} {error}") from None
     paths = RunPaths(run.dir / name)
     if paths.root.exists():
-        raise ConfigError(f"{paths.root} exists already: give the fork another --name")
+        raise ConfigError(f"{paths.root} already exists: choose another --name for the fork")
     base = base or (Path(config.model.path) if version == 0 else paths.base)
     config = config.model_copy(update={"run": run, "model": config.model.model_copy(update={"path": str(base)})})
     harmful, _ = compare(recorded.config, config)
@@ -91,16 +93,16 @@ def plan_fork(
 
 
 def write_fork(fork: Fork, theta: "Callable[[], Arena]", say: Callable[[str], None] = print) -> RunPaths:
-    """Write the fork's folder: base model, configuration, and fork.json, which says where it comes from.
+    """Write the fork's folder: base model, configuration, and fork.json, which records its origin.
 
-    `theta` gives theta_V, checked against the origin's journal. Errors: ConfigError when the folder is there by now;
+    `theta` returns theta_V, checked against the origin's journal. Errors: ConfigError when the folder exists by now;
     ModelError, StoreError, EnvError; DigestMismatch when the base model is not theta_V.
     """
     paths = fork.paths
     try:
         modes.make_run_folder(paths.root, exist_ok=False)
     except FileExistsError:
-        raise ConfigError(f"{paths.root} exists already: give the fork another --name") from None
+        raise ConfigError(f"{paths.root} already exists: choose another --name for the fork") from None
     except OSError as error:
         raise LaunchError(f"the run folder {paths.root} cannot be written: {error}") from None
     try:
@@ -116,14 +118,14 @@ def write_fork(fork: Fork, theta: "Callable[[], Arena]", say: Callable[[str], No
 
 
 def _settle_base(fork: Fork, theta: "Callable[[], Arena]", say: Callable[[str], None]) -> int:
-    """Write theta_V unless it lies there, and prove that its digest is right; the digest. One arena at a time."""
+    """Write theta_V unless the folder holds it, check its digest and return that. Keeps only one arena in memory."""
     from hpc_es.params import Arena
     from hpc_es.params.export import export
 
     arena = theta()
     digest = theta_digest(arena)
     if fork.base.exists():
-        say(f"theta_{fork.version} is taken from {fork.base}")
+        say(f"using theta_{fork.version} in {fork.base}")
     else:
         say(f"writing theta_{fork.version} to {fork.base}")
         export(arena, Path(load(fork.origin.config).config.model.path), fork.base)
@@ -132,14 +134,14 @@ def _settle_base(fork: Fork, theta: "Callable[[], Arena]", say: Callable[[str], 
     found = Arena.from_pretrained(fork.base, settings.include, settings.exclude).base_digest
     if found != digest:
         raise DigestMismatch(
-            f"{fork.base} has digest {found:016x}, theta_{fork.version} of {fork.origin.root} has {digest:016x}: name "
-            "another --base, or none"
+            f"{fork.base} has digest {found:016x}, but theta_{fork.version} of {fork.origin.root} has {digest:016x}: "
+            "choose another --base, or none"
         )
     return digest
 
 
 def theta_digest(arena: "Arena") -> int:
-    """Digest of the parameters alone, without an optimiser's state: the base digest of a run that begins here."""
+    """Digest of the parameters without the optimiser's state: the base digest of a run that starts here."""
     return sum(kernels().digest(arena.tensor(name).reshape(-1), tensor_id(name)) for name in arena.names) % 2**64
 
 

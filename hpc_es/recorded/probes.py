@@ -1,8 +1,8 @@
-"""Score members of a run again, with one engine: what their fitness is worth, and what becomes of it as theta moves on.
+"""Score members of a run again with one engine, to measure how noisy their fitness is and how it ages with theta.
 
-Invariant: members, task batches and sampling seeds are the run's own wherever the run has them; whatever is scored
-beyond that draws seeds of its own, derived from the run's, so that a probe can be repeated. A probe changes nothing in
-the run. The numbers are judged in analysis/statistics/probes.py.
+Invariant: members, task batches and sampling seeds are the run's own wherever it has them; additional scores use seeds
+derived from the run's, so that a probe can be repeated. A probe does not change the run. The scores are analysed in
+analysis/statistics/probes.py.
 """
 
 import asyncio
@@ -24,22 +24,23 @@ Say = Callable[[str], None]
 DEFAULT_LAGS = (1, 4, 8)
 DEFAULT_MEMBERS = 8
 MAX_LINES = 20
-"""Most lines of progress; the return value has every score."""
+"""Most lines of progress; the result has every score."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Mean worker-seconds in the run's own log."""
+    """Mean worker-seconds, measured in the run itself."""
 
     seconds_per_member: float
     """Bringing the parameters to the version and perturbing them."""
     seconds_per_episode: float
-    """Rollout seconds of an evaluation / its episodes."""
+    """Rollout seconds per episode."""
 
 
 @dataclass(frozen=True)
 class NoiseScores:
-    """M members scored several times: [M][k] fitness; the first column of both is the run's own batch and seeds."""
+    """Repeated scores of M members: [M][k] fitness. The first column of `same` and `fresh` is the run's own batch and
+    seeds."""
 
     version: int
     num_tasks: int
@@ -48,13 +49,15 @@ class NoiseScores:
     seeds: tuple[int, ...]
     """Member seeds; halves of a mirrored pair share one."""
     same: tuple[tuple[float, ...], ...]
-    """On one task batch, with as many sampling seeds; greedy: twice, which shows whether repeats are identical."""
+    """Scores on one task batch with different sampling seeds; when greedy, two, to show whether repeats are
+    identical."""
     fresh: tuple[tuple[float, ...], ...]
-    """On different task batches, each with a sampling seed of its own; greedy: all that repeats would have taken."""
+    """Scores on different task batches, each with its own sampling seed; when greedy, also those that repeats would
+    have taken."""
     greedy: bool
     """sampling.temperature is 0."""
     cost: Cost | None
-    """None: the run has no results yet."""
+    """None if the run has no results yet."""
 
     @property
     def repeats_are_identical(self) -> bool:
@@ -63,18 +66,18 @@ class NoiseScores:
 
 @dataclass(frozen=True)
 class LagScores:
-    """The members of one version scored where they were dispatched, and again at the version under probe."""
+    """Scores of the members of one version, there and again around a later version."""
 
     lag: int
     version: int
-    """At which they were dispatched."""
+    """Version at which the members were dispatched."""
     seeds: tuple[int, ...]
     then: tuple[float, ...]
-    """Fitness around theta_version: the run's own where it has one."""
+    """Fitness around theta_version; the run's own if it has one."""
     now: tuple[float, ...]
     """Fitness of the same noise around theta_{version + lag}, on the same tasks, with another sampling seed."""
     num_logged: int
-    """How many of `then` the run had logged."""
+    """Number of scores in `then` that come from the run."""
 
 
 @dataclass(frozen=True)
@@ -82,28 +85,29 @@ class StaleScores:
     version: int
     num_tasks: int
     lags: tuple[LagScores, ...]
-    """Lag 0 first: the same members twice at one version, the ceiling that repeat noise sets."""
+    """Scores by lag. Lag 0 comes first: the same members twice at one version, which shows the highest correlation that
+    repeat noise allows."""
     greedy: bool
     """sampling.temperature is 0."""
 
     @property
     def repeats_are_identical(self) -> bool:
-        """Lag 0 then says nothing: its correlation is 1 whatever the fitness is worth."""
+        """Whether repeats are identical. The correlation at lag 0 is then always 1 and means nothing."""
         return self.lags[0].then == self.lags[0].now
 
 
 def noise_scores(
     recorded: Recorded, *, version: int | None = None, members: int | None = None, repeats: int = 4, say: Say = print
 ) -> NoiseScores:
-    """Score `members` members of theta_version `repeats` times on one batch and on as many fresh ones.
+    """Score `members` members of theta_version `repeats` times on one batch, and on `repeats` different batches.
 
-    members: default 8, or all of a smaller population. Takes members * (2 * repeats - 1) evaluations; greedy, all but
-    two of a member's are on fresh batches. Errors: ConfigError for a version or number that does not exist,
-    DigestMismatch, EngineError, EnvError.
+    `members` defaults to 8, or all of a smaller population. The probe takes members * (2 * repeats - 1) evaluations;
+    when greedy, all but two per member are on fresh batches. Errors: ConfigError for a version or number that does not
+    exist, DigestMismatch, EngineError, EnvError.
     """
     version = recorded.version(version)
     if repeats < 2:
-        raise ConfigError(f"--repeats {repeats} must be at least 2: one score says nothing about its noise")
+        raise ConfigError(f"--repeats {repeats} must be at least 2: a single score does not show its noise")
     tasks = count_tasks(recorded.config)
     assignments = members_of(recorded, tasks, version, members)
     greedy = recorded.config.sampling.temperature == 0
@@ -135,25 +139,25 @@ def stale_scores(
 ) -> StaleScores:
     """Score the members of theta_{version - lag} around theta_version, for each lag and for lag 0.
 
-    lags: each at least 1; default those of 1, 4, 8 that the run has. members: as for `noise_scores`. Takes
-    `members` evaluations per lag, and as many again where the run has no result. Errors: as `noise_scores`.
+    `lags` are at least 1; by default, those of 1, 4 and 8 that the run has. `members` is as in `noise_scores`. The
+    probe takes `members` evaluations per lag, and twice as many if the run has no results. Errors: see `noise_scores`.
     """
     version = recorded.version(version)
     wanted = [lag for lag in DEFAULT_LAGS if lag <= version] if lags is None else sorted(set(lags))
     for lag in wanted:
         if lag < 1:
-            raise ConfigError(f"--lags {lag} must be at least 1; lag 0 is scored beside them in any case")
+            raise ConfigError(f"--lags {lag} must be at least 1; lag 0 is always scored as well")
         if lag > version:
             raise ConfigError(f"--lags {lag}: members that are {lag} versions old at version {version} do not exist")
     tasks = count_tasks(recorded.config)
     groups = [(lag, members_of(recorded, tasks, version - lag, members)) for lag in (0, *wanted)]
     again = [(version, [_again(assignment)]) for _, group in groups for assignment in group]
     unknown = [a for _, group in groups for a in group if a.eval_id not in recorded.results]
-    anew = [(assignment.version, [assignment]) for assignment in unknown]
-    played = [row[0] for row in asyncio.run(_play(recorded, [*anew, *again], say))]
+    missing = [(assignment.version, [assignment]) for assignment in unknown]
+    played = [row[0] for row in asyncio.run(_play(recorded, [*missing, *again], say))]
     then = {eval_id: result.fitness for eval_id, result in recorded.results.items()}
-    then |= {a.eval_id: fitness for a, fitness in zip(unknown, played[: len(anew)], strict=True)}
-    now = iter(played[len(anew) :])
+    then |= {a.eval_id: fitness for a, fitness in zip(unknown, played[: len(missing)], strict=True)}
+    now = iter(played[len(missing) :])
     return StaleScores(
         version=version,
         num_tasks=recorded.config.es.tasks_per_member,
@@ -173,20 +177,20 @@ def stale_scores(
 
 
 def members_of(recorded: Recorded, tasks: Tasks, version: int, count: int | None) -> list[Assignment]:
-    """The first `count` members that the run planned at a version, in slot order, or would have planned there.
+    """The first `count` members, in slot order, that the run planned at a version or would have planned there.
 
-    count: default 8, or all of a smaller population. Errors: ConfigError when it is below 3 or above the population.
+    `count` defaults to 8, or all of a smaller population. Errors: ConfigError if it is below 3 or above the population.
     """
     config = recorded.config
     if config.es.population < 3:
         raise ConfigError(
-            f"es.population={config.es.population} is too small for a probe: nothing can be said of the spread of "
-            "fewer than 3 members"
+            f"es.population={config.es.population} is too small for a probe: the spread of fewer than 3 members cannot "
+            "be estimated"
         )
     count = min(DEFAULT_MEMBERS, config.es.population) if count is None else count
     if not 3 <= count <= config.es.population:
         raise ConfigError(
-            f"--members {count} must be from 3, below which nothing can be said of a spread, to es.population="
+            f"--members {count} must be from 3, the fewest whose spread can be estimated, to es.population="
             f"{config.es.population}"
         )
     planned = {eval_id.slot: a for eval_id, a in sorted(recorded.members.items()) if eval_id.version == version}
@@ -198,7 +202,7 @@ def members_of(recorded: Recorded, tasks: Tasks, version: int, count: int | None
 
 
 def logged_cost(recorded: Recorded) -> Cost | None:
-    """What evaluations of members cost in the run; None when it has no results."""
+    """Mean cost of evaluating members in the run; None if it has no results."""
     results = list(recorded.results.values())
     if not results:
         return None
@@ -210,7 +214,8 @@ def logged_cost(recorded: Recorded) -> Cost | None:
 def _repeats(
     recorded: Recorded, tasks: Tasks, assignment: Assignment, num_same: int, num_fresh: int
 ) -> list[Assignment]:
-    """The run's own evaluation, which both numbers count; its batch with other sampling seeds; other batches."""
+    """The run's own evaluation, which counts in both numbers; then its batch with other sampling seeds; then other
+    batches."""
     own, version, size = assignment.sampling_seed, assignment.version, len(assignment.tasks)
     seed = seeds.derive(recorded.config.run.seed, "probe", version)
     same = [replace(assignment, sampling_seed=seeds.derive(own, "probe", n)) for n in range(1, num_same)]
@@ -226,12 +231,13 @@ def _repeats(
 
 
 def _again(assignment: Assignment) -> Assignment:
-    """The same member and tasks, with a sampling seed of its own: what is asked is the fitness, not its draw."""
+    """The same member and tasks with another sampling seed, so that the score is an independent sample of the
+    fitness."""
     return replace(assignment, sampling_seed=seeds.derive(assignment.sampling_seed, "probe again"))
 
 
 async def _play(recorded: Recorded, work: Sequence[tuple[int, list[Assignment]]], say: Say) -> list[list[float]]:
-    """Fitness of every assignment, in the order given; each list is one member, perturbed once around a version."""
+    """Fitness of every assignment in the given order. Each list is for one member, which is perturbed only once."""
     fitness: list[list[float]] = [[] for _ in work]
     total, step = sum(len(assignments) for _, assignments in work), math.ceil(len(work) / MAX_LINES)
     say(f"{total} evaluations of {len(work[0][1][0].tasks)} episodes each")

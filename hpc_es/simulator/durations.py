@@ -1,10 +1,10 @@
-"""How long everything in a run takes, for the simulator: from a distribution, or as a real run measured it.
+"""Durations of everything in a run, for the simulator: from a distribution, or measured in a real run.
 
-Invariant: a duration is a pure function of the seed and of what it is the duration of. The same evaluation lasts as
-long on whichever worker, in whichever mode and however often it is made, so modes are compared on the same durations.
+Invariant: a duration is a pure function of the seed and of the activity. The same evaluation takes equally long on
+every worker, in every mode and every time it is repeated, so that modes are compared on the same durations.
 
-What is not modelled: fast and slow workers (any evaluation may fall to any of them), and workers that slow each other
-down (a run with other numbers of workers on one machine takes other durations).
+Two effects are not modelled: differences in speed between workers, and workers that slow each other down (with another
+number of workers on the same machine, durations change).
 """
 
 import math
@@ -25,54 +25,54 @@ if TYPE_CHECKING:
     from hpc_es.store import Run
 
 Quantile = Callable[[float], float]
-"""A distribution of seconds, as the function from (0, 1) to its quantiles."""
+"""A distribution of seconds, as its quantile function on (0, 1)."""
 Seconds = Quantile | float
 
 Resample = Literal["none", "versions", "evaluations"]
-"""What becomes of a run's evaluations. none: a version's members last as long, slot by slot, as they did in the run.
-versions: they come in a random order. evaluations: any of the run, independently drawn."""
+"""How the durations of a run's evaluations are reused. `none` keeps them, slot by slot, as in the run; `versions`
+shuffles them within each version; `evaluations` draws each one independently from the whole run."""
 LOAD_MEMBERS = 2
-"""Reading a checkpoint costs about as much as applying so many members of an update."""
+"""Reading a checkpoint takes about as long as applying this many members of an update."""
 
 _normal = NormalDist().inv_cdf
 
 
 def empirical(seconds: Sequence[float]) -> Quantile:
-    """One of the measured values, each as likely. Never empty."""
+    """The distribution with equal probability for each measured value; there must be at least one."""
     ordered = sorted(map(float, seconds))
     return lambda u: ordered[int(u * len(ordered))]
 
 
 def around(seconds: float) -> Quantile:
-    """Uniform within half of the mean."""
+    """The uniform distribution from 0.5 to 1.5 times the given mean."""
     return lambda u: seconds * (0.5 + u)
 
 
 class Evaluations(Protocol):
-    """Perturbing and rolling out, in seconds."""
+    """Durations of perturbing and rolling out, in seconds."""
 
     def seconds(self, eval_id: EvalId, kind: Purpose, seed: int) -> float: ...
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What there is besides evaluations, in seconds."""
+    """Durations of everything besides evaluations, in seconds."""
 
     catch_up: Seconds = 0.0
-    """A worker applies one update that it has not applied yet."""
+    """A worker applies one update."""
     prepare: Seconds = 0.0
-    """The same when there is none to apply."""
+    """A worker prepares an evaluation without an update to apply."""
     load: float = 0.0
     """A worker reads a checkpoint."""
     dispatch: Seconds = 0.0
-    """From the head's lease until the worker begins: fsync, message."""
+    """From the head's lease until the worker starts: fsync and message."""
     report: Seconds = 0.0
-    """From the worker's end until the head has the result."""
+    """From the end of the evaluation until the head has the result."""
     first_starts: tuple[float, ...] = ()
-    """From the start of the head until the k-th worker is connected; further ones are drawn from `start`."""
+    """From the start of the head until the k-th worker is connected; further workers use `start`."""
     start: Seconds = 0.0
     head_update: Seconds = 0.0
-    """The head's pass over its arena."""
+    """The head applies an update to its arena."""
     checkpoint: Seconds = 0.0
 
 
@@ -83,18 +83,18 @@ class Durations:
     seed: int = 0
 
     def evaluation(self, eval_id: EvalId, kind: Purpose) -> float:
-        """Perturbing and rolling out."""
+        """Seconds of perturbing and rolling out."""
         return self.evaluations.seconds(eval_id, kind, self.seed)
 
     def catch_up(self, eval_id: EvalId, num_versions: int, *, load: bool) -> float:
-        """Bringing a worker's arena forward by so many versions, after reading a checkpoint or not."""
+        """Seconds to bring a worker's arena forward by `num_versions`, after reading a checkpoint if `load`."""
         each = self.costs.catch_up if num_versions else self.costs.prepare
         seconds = max(num_versions, 1) * self._draw(each, "catch up", *_key(eval_id))
         return seconds + self.costs.load * load
 
     @property
     def usual_catch_up(self) -> float:
-        """The median of bringing an arena forward by one version, which is all that a worker can reckon with."""
+        """Median seconds to bring an arena forward by one version: the estimate on which workers base their choice."""
         each = self.costs.catch_up
         return each if isinstance(each, (int, float)) else each(0.5)
 
@@ -105,7 +105,7 @@ class Durations:
         return self._draw(self.costs.report, "report", *_key(eval_id))
 
     def start(self, number: int, incarnation: int) -> float:
-        """Until a worker is connected, counted from its launch."""
+        """Seconds from a worker's launch until it is connected."""
         if incarnation == 0 and number < len(self.costs.first_starts):
             return self.costs.first_starts[number]
         return self._draw(self.costs.start, "start", number, incarnation)
@@ -121,12 +121,12 @@ class Durations:
 
 
 def uniform(seed: int, *labels: str | int) -> float:
-    """In the open interval (0, 1), a pure function of its arguments."""
+    """A uniform random number in the open interval (0, 1), as a pure function of the arguments."""
     return ((derive(seed, *labels) >> 12) + 0.5) / 2**52
 
 
 def _key(eval_id: EvalId) -> tuple[int, int, int]:
-    """Labels of the random numbers of an evaluation."""
+    """Labels for the random numbers of an evaluation."""
     return eval_id.version, eval_id.table_slot, eval_id.replacement
 
 
@@ -135,14 +135,17 @@ def _key(eval_id: EvalId) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """exp(log(median) + sigma * z). `shared` is the part of z's variance that the members of a version have in common,
-    as they play the same tasks. sigma 0: every evaluation takes `median`."""
+    """Evaluations that take exp(log(median) + sigma * z) seconds, with z standard normal.
+
+    `shared` is the part of z's variance that all members of a version have in common, because they play the same tasks.
+    With sigma 0 every evaluation takes `median`.
+    """
 
     median: float
     sigma: float
     shared: float = 0.0
     eval: float = 1.0
-    """A batch of evaluation tasks takes so many times as long."""
+    """Factor on the duration for a batch of evaluation tasks."""
 
     def seconds(self, eval_id: EvalId, kind: Purpose, seed: int) -> float:
         seconds = self.median if kind == "train" else self.median * self.eval
@@ -159,16 +162,16 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Measured:
-    """Evaluations of a run.
+    """Evaluations with the durations measured in a run.
 
-    `groups` are the training evaluations of the run by dispatch version (neighbours joined until there are enough for a
-    cohort). Version v takes those of group v mod len(groups), each once, so what a version's members have in common
-    stays in common, and barriers cost what they cost.
+    `groups` are the run's training evaluations by dispatch version (neighbours are joined until there are enough for a
+    cohort). Version v uses those of group v mod len(groups), each once, so that the members of a version keep their
+    common part and barriers take as long as in the run.
     """
 
     groups: tuple[tuple[float, ...], ...]
     evals: Quantile | None
-    """Batches of evaluation tasks; None when the run has none."""
+    """Durations of batches of evaluation tasks; None if the run has none."""
     resample: Resample = "none"
     _orders: dict[int, tuple[float, ...]] = field(default_factory=dict, compare=False)
     _all: list[float] = field(default_factory=list, compare=False)
@@ -197,7 +200,7 @@ class Measured:
 
 
 def of_run(run: "Run", *, population: int, resample: Resample = "none", seed: int = 0) -> Durations:
-    """What a run measured. Void evaluations do not enter. Errors: StoreError when it measured nothing."""
+    """Durations measured in a run, without void evaluations. Errors: StoreError when it has no finished evaluation."""
     evaluations = run.evaluations
     measured = evaluations[
         (evaluations["source"] == "run") & evaluations["seconds_rollout"].notna() & (evaluations["error"] == "")
@@ -205,7 +208,7 @@ def of_run(run: "Run", *, population: int, resample: Resample = "none", seed: in
     seconds = measured["seconds_perturb"] + measured["seconds_rollout"]
     train, evals = measured["kind"] == "train", measured["kind"] == "eval"
     if not train.any():
-        raise StoreError("the run has no training evaluation that came to an end: its durations say nothing")
+        raise StoreError("the run has no finished training evaluation, so it has no durations to simulate with")
     by_version = [group.tolist() for _, group in seconds[train].groupby(measured["dispatch_version"][train])]
     groups = tuple(tuple(group) for group in _joined(by_version, population))
     held_out = empirical(list(seconds[evals])) if evals.any() else None
@@ -213,7 +216,7 @@ def of_run(run: "Run", *, population: int, resample: Resample = "none", seed: in
 
 
 def _joined(groups: list[list[float]], size: int) -> list[list[float]]:
-    """Neighbours put together until each has at least `size`; a rest goes to the last."""
+    """Join neighbouring groups until each has at least `size` entries; the rest goes to the last group."""
     joined: list[list[float]] = [[]]
     for group in groups:
         if len(joined[-1]) >= size:
@@ -245,7 +248,7 @@ def _costs_of(run: "Run", measured: "pd.DataFrame", population: int) -> Costs:
 
 
 def _starts(run: "Run") -> list[float]:
-    """From the head's first start until the first incarnation of each seat was connected, shortest first."""
+    """Seconds from the head's first start until each seat's first worker was connected, shortest first."""
     begins = run.events.loc[run.events["what"] == "head started", "time"]
     if begins.empty or run.workers.empty:
         return []
@@ -253,7 +256,7 @@ def _starts(run: "Run") -> list[float]:
 
 
 def _checkpoint_seconds(run: "Run") -> float:
-    """Median time from a version's digest until its checkpoint was written; 0 when there is none."""
+    """Median seconds from a version's digest until its checkpoint was written; 0 without checkpoints."""
     updates = run.updates.set_index("version")
     saved = run.events["what"].str.extract(r"^checkpoint of version (\d+)$")[0].dropna().astype(int)
     saved = saved[saved.isin(updates.index)]
@@ -269,9 +272,9 @@ def _not_negative(seconds: "pd.Series[float]") -> list[float]:
 # --- from the command line --------------------------------------------------------------------------------------
 
 MAX_S = 1e9
-"""Thirty years: beyond it a clock in seconds loses what is short beside it."""
+"""Largest duration in seconds, thirty years. With larger ones, floating-point time would lose short durations."""
 _MAX = {"sigma": 5, "shared": 1}
-"""Largest values of parameters that are not durations; shared is a part of the variance."""
+"""Largest values of parameters that are not durations; `shared` is a part of the variance, so at most 1."""
 _DISTRIBUTIONS = {"lognormal": ("median", "sigma", "shared"), "constant": ("seconds",)}
 _COSTS = {
     "update": "a worker applies one update",
@@ -288,7 +291,7 @@ FORMS = (
 
 
 def parse(text: str, *, population: int, resample: Resample = "none", seed: int = 0) -> Durations:
-    """What the command line calls --durations. Errors: ConfigError, StoreError."""
+    """Parse the value of --durations. Errors: ConfigError, StoreError."""
     kind, colon, rest = text.partition(":")
     if not colon or kind not in _DISTRIBUTIONS:
         if not Path(text).exists():
@@ -317,7 +320,7 @@ def parse(text: str, *, population: int, resample: Resample = "none", seed: int 
 
 
 def _values(text: str, kind: str, rest: str) -> dict[str, float]:
-    """key=value, ...; a bare number is the first key's."""
+    """Parse key=value, ...; a number without a key belongs to the first key."""
     first, *others = _DISTRIBUTIONS[kind]
     allowed = (first, *others, "eval", *_COSTS)
     values = {}
@@ -343,7 +346,7 @@ def _values(text: str, kind: str, rest: str) -> dict[str, float]:
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """Seconds, as a number or like 90s and 2h. Errors: ConfigError."""
+    """Parse seconds, given as a number or like 90s and 2h. Errors: ConfigError."""
     try:
         number = _number(text)
     except ValueError as error:
@@ -354,7 +357,7 @@ def parse_seconds(text: str, option: str) -> float:
 
 
 def _number(text: str) -> float:
-    """Errors: ValueError."""
+    """Parse a number or a duration. Errors: ValueError."""
     try:
         return float(text)
     except ValueError:

@@ -1,13 +1,15 @@
-"""A run under a virtual clock: the real head core, with workers that only take time.
+"""Simulate a run under a virtual clock: the real head core, with workers that only take time.
 
-What it plays: workers that start, catch up, evaluate, report, are preempted and come back; the head's arena, which
-does one job at a time; messages that are under way. What decides is `head/core.py` itself, and the real ledger folds
-its records; there are no sockets, no parameters and no files. Fitness is a pure function of the member's seed.
-Invariant: an evaluation costs one event, and nothing here costs more per event when there are more workers, so ten
-thousand workers take as long as the core takes to decide.
+The simulation covers workers that start, catch up, evaluate, report, are preempted and come back; the head's arena,
+which does one job at a time; and messages in transit. All decisions are made by `head/core.py` itself, and the real
+ledger folds its records; there are no sockets, no parameters and no files. Fitness is a pure function of the member's
+seed.
 
-Silence is not played: live workers never fall silent, and the head hears of one that vanished without a word
-`transport.heartbeat_timeout` later, as a Goodbye, which the core treats as it treats silence.
+Invariant: an evaluation costs one event, and the cost per event does not grow with the number of workers, so even for
+ten thousand workers only the core's decisions take time.
+
+Heartbeats are not simulated: live workers never become silent. When a worker vanishes without a message, the head gets
+a Goodbye `transport.heartbeat_timeout` later, which the core treats like silence.
 """
 
 import heapq
@@ -31,8 +33,8 @@ from hpc_es.head.ledger import Ledger
 from hpc_es.methods.base import Tasks
 from hpc_es.records import Assignment, Episode, EvalId, Purpose, Result
 from hpc_es.results import fitness_of
-from hpc_es.simulator.accounts import Accounts, Simulated
 from hpc_es.simulator.durations import Durations, uniform
+from hpc_es.simulator.result import SecondsTally, SimulationResult
 from hpc_es.store import records as journal
 from hpc_es.transport import messages
 
@@ -46,26 +48,27 @@ _KEYS_OF_MODE = {"sync": (), "natural": ("max_lag", "overdue"), "controlled": ("
 
 @dataclass(frozen=True)
 class Preemption:
-    """Workers vanish after an exponential lifetime, and their jobs wait in the queue before they start again."""
+    """Preempts workers after an exponential lifetime; their jobs wait in the queue before they start again."""
 
     lifetime_s: float
-    """Mean, from the moment a worker is connected."""
+    """Mean lifetime, counted from the moment a worker is connected."""
     requeue_s: float = 60.0
-    """From the preemption to the next launch; the start itself comes on top."""
+    """Seconds from the preemption to the next launch; the start itself takes further time."""
     silent: bool = False
-    """Killed without a word; otherwise a worker hands back what it holds and says goodbye within its grace time."""
+    """Whether workers are killed without warning; otherwise a worker hands back its work and says goodbye within its
+    grace time."""
 
 
 def simulate(
     config: Config, durations: Durations, *, num_workers: int, preemption: Preemption | None = None
-) -> Simulated:
-    """Play the whole run of `config`. Errors: RunFailed when it cannot come to its end."""
+) -> SimulationResult:
+    """Simulate the whole run of `config`. Errors: RunFailed when it cannot finish."""
     return Simulation(config, durations, num_workers, preemption).run()
 
 
 def with_mode(config: Config, mode: str) -> Config:
-    """The same run in another mode: config (its own), sync, natural:MAX_LAG[:hold|discard], controlled:LAG:SHARE,
-    staircase. Errors: ConfigError."""
+    """The configuration in another mode: config (its own), sync, natural:MAX_LAG[:hold|discard], controlled:LAG:SHARE,
+    or staircase. Errors: ConfigError."""
     if mode == "config":
         return config
     name, *values = mode.split(":")
@@ -73,7 +76,7 @@ def with_mode(config: Config, mode: str) -> Config:
     if keys is None or len(values) > len(keys):
         raise ConfigError(
             f"the mode {mode!r} is unknown: must be config (its own), sync, natural:MAX_LAG, natural:MAX_LAG:hold, "
-            "controlled:LAG:SHARE, or staircase. A tail, or a staircase with other steps, comes from a preset file: "
+            "controlled:LAG:SHARE, or staircase. For a tail, or a staircase with other steps, use a preset file: "
             "extend CONFIG by it (extends: [CONFIG, configs/staleness/16x16/tail-32.yaml]) and simulate the mode config"
         )
     staleness = {"mode": name, **dict(zip(keys, values, strict=False))}
@@ -85,41 +88,41 @@ def with_mode(config: Config, mode: str) -> Config:
 
 
 def mode_name(config: Config) -> str:
-    """Its mode, as `with_mode` reads it."""
+    """The configuration's mode in the format of `with_mode`."""
     values = config.staleness.model_dump()
     return ":".join(str(values[key]) for key in ("mode", *_KEYS_OF_MODE.get(values["mode"], ())))
 
 
 @dataclass
 class _Worker:
-    """One incarnation."""
+    """One incarnation of a worker."""
 
     name: str
     number: int
     incarnation: int
     version: int = 0
-    """Version of its arena."""
+    """Version of the worker's arena."""
     holding: EvalId | None = None
     started: float = 0.0
     gone: bool = False
 
 
 class Simulation:
-    """Events are (time, number, function, argument); the number keeps those of one moment in order."""
+    """A simulated run. Events are (time, number, function, argument); the number orders events of the same time."""
 
     def __init__(
         self, config: Config, durations: Durations, num_workers: int, preemption: Preemption | None = None
     ) -> None:
-        nobody_is_silent = config.transport.model_copy(update={"heartbeat_timeout": NEVER_S})
-        self.config = config.model_copy(update={"transport": nobody_is_silent})
+        without_timeout = config.transport.model_copy(update={"heartbeat_timeout": NEVER_S})
+        self.config = config.model_copy(update={"transport": without_timeout})
         self.heartbeat_timeout = config.transport.heartbeat_timeout
         self.durations, self.num_workers, self.preemption = durations, num_workers, preemption
         ledger = Ledger()
         ledger.apply(journal.Started(0.0, journal.SCHEMA_VERSION, config.run.name, 1, 0, "{}", _digest(0), {}, ""))
         tasks = Tasks(config.es.tasks_per_member, config.eval.num_tasks)
         self.core = Core(self.config, ledger, methods.make(self.config, tasks), config_digest="")
-        self.core.joins = Allowance(10**9, 0)  # nobody here floods the head
-        self.accounts = Accounts()
+        self.core.joins = Allowance(10**9, 0)  # no limit, because simulated workers do not flood the head
+        self.tally = SecondsTally()
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._num_scheduled = self._num_handled = self._num_preemptions = self._losses_in_a_row = 0
@@ -131,21 +134,21 @@ class Simulation:
 
     # --- time -------------------------------------------------------------------------------------------------
 
-    def run(self) -> Simulated:
-        """Until the core exits. Errors: RunFailed when it cannot, or when nothing more can happen."""
+    def run(self) -> SimulationResult:
+        """Simulate until the core exits. Errors: RunFailed when the run cannot finish, or when no event is left."""
         began = time.perf_counter()
         self._perform(self.core.start(0.0))
         for number in range(self.num_workers):
             self._at(self.durations.start(number, 0), self._join, (number, 0))
         while self._exit is None:
             if not self._events:
-                raise RunFailed(self._stuck("nothing is left that could happen"))
+                raise RunFailed(self._stuck("no event is left"))
             moment, _, function, argument = heapq.heappop(self._events)
             self._pass_time(moment)
             function(argument)
         if not self._exit.finished:
             raise RunFailed(self._stuck(self._exit.reason))
-        return self.accounts.simulated(
+        return self.tally.result(
             mode=mode_name(self.config),
             num_workers=self.num_workers,
             population=self.config.es.population,
@@ -161,16 +164,16 @@ class Simulation:
 
     def _pass_time(self, moment: float) -> None:
         seconds, self.now = moment - self.now, moment
-        accounts, ledger = self.accounts, self.core.ledger
+        tally, ledger = self.tally, self.core.ledger
         idle = seconds * (len(self._workers) - self._num_holding)
-        accounts.connected += seconds * len(self._workers)
-        accounts.holding += seconds * self._num_holding
+        tally.connected += seconds * len(self._workers)
+        tally.holding += seconds * self._num_holding
         if ledger.version >= self.config.run.num_updates:
-            accounts.end += idle
-        elif ledger.version not in ledger.digests and len(accounts.pending) >= self.config.es.population:
-            accounts.arena += idle
+            tally.end += idle
+        elif ledger.version not in ledger.digests and len(tally.pending) >= self.config.es.population:
+            tally.arena += idle
         else:
-            accounts.waiting += idle
+            tally.waiting += idle
 
     def _stuck(self, what: str) -> str:
         ledger = self.core.ledger
@@ -193,11 +196,11 @@ class Simulation:
                 case Send(worker=name, message=messages.Work(assignment=assignment)):
                     self._work(name, assignment)
                 case Send(worker=name, message=messages.Leave(finished=False)):
-                    self._told_to_leave(name)
+                    self._dismiss(name)
                 case Append(record=record):
                     if isinstance(record, journal.Committed):
                         self._losses_in_a_row = 0
-                    self.accounts.add(record)
+                    self.tally.add(record)
                 case Update(commit=commit):
                     seconds = self.durations.head_update(commit.version)
                     updated = Updated(commit.version, _digest(commit.version), 1.0, seconds)
@@ -211,7 +214,7 @@ class Simulation:
                     self._exit = instruction
 
     def _in_arena(self, seconds: float, function: Callable[[Any], None], argument: Any) -> None:
-        """The arena has one thread: jobs take turns."""
+        """Schedule a job of the arena, which has one thread, after all earlier jobs."""
         self._arena_free_at = max(self._arena_free_at, self.now) + seconds
         self._at(self._arena_free_at, function, argument)
 
@@ -232,10 +235,10 @@ class Simulation:
         self._handle(Received(messages.Hello(worker.name, seat, "", 0, _digest(0), {})))
 
     def _work(self, name: str, assignment: Assignment) -> None:
-        """One evaluation, from its lease until its result arrives."""
+        """Simulate one evaluation, from its lease until its result arrives."""
         worker = self._workers.get(name)
         if worker is None:
-            return  # it vanished, and the head does not know yet
+            return  # the worker has vanished, and the head does not know yet
         eval_id, durations = assignment.eval_id, self.durations
         worker.holding, worker.started = eval_id, self.now + durations.dispatch(eval_id)
         self._num_holding += 1
@@ -252,7 +255,7 @@ class Simulation:
             self._at(lease_ends + TICK_S, self._handle, Tick())
 
     def _catch_up(self, worker: _Worker, eval_id: EvalId) -> float:
-        """Bring the worker's arena to the version, as workers do; how long it takes."""
+        """Bring the worker's arena to the version, as real workers do; return the seconds it takes."""
         version = eval_id.version
         newest = max(saved for saved in self._checkpoints if saved <= version)
         replaying_takes = (newest - worker.version) * self.durations.usual_catch_up
@@ -284,7 +287,7 @@ class Simulation:
             self._handle(Received(messages.HandBack(worker.name, holding, "preempted")))
         self._handle(goodbye)
 
-    def _told_to_leave(self, name: str) -> None:
+    def _dismiss(self, name: str) -> None:
         """The head told a worker to exit because its lease ran out; its launcher restarts it."""
         worker = self._workers.get(name)
         if worker is not None:
@@ -296,16 +299,17 @@ class Simulation:
         if worker.holding is not None:
             self._num_holding -= 1
             self._losses_in_a_row += 1
-            self.accounts.lose(self.now - worker.started)
+            self.tally.lose(self.now - worker.started)
         if self._losses_in_a_row > MAX_LOSSES * (self.num_workers + self.config.es.population):
-            raise RunFailed(self._stuck("evaluations outlast workers or transport.lease_timeout again and again"))
+            raise RunFailed(self._stuck("evaluations keep outlasting workers or transport.lease_timeout"))
         incarnation = worker.incarnation + 1
         back_at = self.now + requeue_s + self.durations.start(worker.number, incarnation)
         self._at(back_at, self._join, (worker.number, incarnation))
 
 
 def _episodes(assignment: Assignment) -> tuple[Episode, ...]:
-    """With a reward for the first task: so fitness has a spread, and the head takes it for what it is."""
+    """Episodes with a reward only for the first task, which gives members different fitness, so that the head's checks
+    accept it."""
     reward = uniform(0, assignment.member.seed) if assignment.member else 0.5
     first, *others = assignment.tasks
     return (_episode(first, reward), *map(_unrewarded, others))
@@ -321,5 +325,5 @@ def _unrewarded(task: int) -> Episode:
 
 
 def _digest(version: int) -> int:
-    """Any number, the same for all who ask."""
+    """A stand-in for the digest of a version, the same for head and workers."""
     return version + 1

@@ -155,7 +155,7 @@ def _rendezvous(paths: RunPaths) -> _Head | None:
 
 
 class _Rendezvous(msgspec.Struct, frozen=True):
-    """Fields of transport.messages.Rendezvous, which this package must not import."""
+    """Fields of transport.rendezvous.Rendezvous, which this package must not import."""
 
     generation: int
     run_id: str

@@ -32,13 +32,11 @@ from hpc_es.transport.messages import (
     Heartbeat,
     Hello,
     Refused,
-    Rendezvous,
     Report,
     decode,
     encode,
-    read_rendezvous,
 )
-from hpc_es.transport.rendezvous import publish
+from hpc_es.transport.rendezvous import Rendezvous, publish, read_rendezvous
 from hpc_es.transport.secrets import load_secrets
 from hpc_es.transport.sockets import HEARTBEAT_MS, SILENCE_MS, Connection, Wake, milliseconds
 

@@ -7,7 +7,6 @@ of its messages; the head's core asks `hpc_es.bounds` about every one before it 
 
 import struct
 import zlib
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -15,7 +14,6 @@ from msgspec import Struct
 
 from hpc_es.bounds import Facts, Name, Text
 from hpc_es.errors import TransportError
-from hpc_es.files import read_json
 from hpc_es.records import (
     Assignment,
     Commit,
@@ -320,17 +318,6 @@ class Envelope(Struct, frozen=True, array_like=True, gc=False):
     message: AnyMessage
 
 
-class Rendezvous(Struct, frozen=True):
-    """Contents of rendezvous.json."""
-
-    run_id: str
-    generation: int
-    host: str
-    port: int
-    pid: int
-    head_host: str
-
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Envelope)
 
@@ -410,11 +397,3 @@ def decode_commit(data: bytes) -> Commit:
         raise TransportError(f"a commit record of {len(data)} bytes cannot be read: {error}") from error
     body = msgspec.structs.replace(packed.commit.body, terms=terms) if terms else packed.commit.body
     return msgspec.structs.replace(packed.commit, consumed=header, body=body)
-
-
-def read_rendezvous(path: Path) -> Rendezvous | None:
-    """None while no head has published one."""
-    try:
-        return read_json(path, Rendezvous)
-    except (FileNotFoundError, msgspec.DecodeError):
-        return None

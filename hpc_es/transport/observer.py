@@ -13,7 +13,8 @@ import zmq
 
 from hpc_es.errors import TransportError
 from hpc_es.paths import RunPaths
-from hpc_es.transport.messages import AnyMessage, Rendezvous, decode, encode, read_rendezvous
+from hpc_es.transport.messages import AnyMessage, decode, encode
+from hpc_es.transport.rendezvous import Rendezvous, read_rendezvous
 from hpc_es.transport.secrets import load_secrets
 from hpc_es.transport.sockets import Connection, milliseconds
 

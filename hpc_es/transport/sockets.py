@@ -12,7 +12,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from hpc_es.transport import limits
 from hpc_es.transport.address import family, with_port
-from hpc_es.transport.messages import Rendezvous
+from hpc_es.transport.rendezvous import Rendezvous
 from hpc_es.transport.secrets import Secrets
 
 HEARTBEAT_MS, SILENCE_MS = 5_000, 20_000

@@ -109,7 +109,7 @@ class CatchUp:
             rest = ", ".join(map(str, others)) or "nothing"
             log.info("theta_%d to theta_%d: %s (other ways: %s)", here, version, best, rest)
             if best.load is None:
-                self._measured.load_lost()
+                self._measured.load_not_chosen()
                 break
             if await self._load(folders.pop(best.load)):
                 break

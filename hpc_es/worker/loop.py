@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_es import __version__, envs, methods
+from hpc_es import envs, methods
 from hpc_es.config.load import config_digest, load
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
@@ -34,6 +34,7 @@ from hpc_es.transport.backends import NOTHING, own_offer
 from hpc_es.transport.collective import WorkerCollective, sha256
 from hpc_es.transport.control import HeadClient
 from hpc_es.transport.secrets import load_secrets
+from hpc_es.version import __version__
 from hpc_es.worker import seat as seats
 from hpc_es.worker.arrival import Arrival
 from hpc_es.worker.budget import Budget

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Every bench, one after the other, as one Markdown table on stdout; progress goes to stderr.
+# Run every benchmark, one after the other, and print one Markdown table; progress goes to stderr.
 #
 #     bash tools/bench/all.sh [--quick] > table.md
 #
-# About four minutes on two idle cores; --quick takes small sizes, to see that every bench runs, not how fast.
-# `cycle` serves models/smollm2-135m, or models/tiny-llama if quick; they are fetched or made where they are missing.
+# Takes about four minutes on two idle cores. --quick uses small sizes, to check that every benchmark runs, not how
+# fast. `cycle` serves models/smollm2-135m, or with --quick models/tiny-llama, and fetches or makes them if missing.
 
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 [[ -f .venv/bin/activate ]] && source .venv/bin/activate
-export PYTHONPATH=tools/bench VLLM_LOGGING_LEVEL=ERROR
+# vLLM's worker process imports cycle_extension.py by name, so it needs this folder on its path.
+export PYTHONPATH=$PWD/tools/bench${PYTHONPATH:+:$PYTHONPATH} VLLM_LOGGING_LEVEL=ERROR
 
 lines=$(mktemp -d)
 trap 'rm -rf "$lines"' EXIT
 failed=0
 
-model() { # NAME: its folder
+model() { # NAME: prints its folder, and makes it if it is missing
     [[ -d models/$1 ]] || python -m hpc_es model get "$1" --out "models/$1" >&2
     echo "models/$1"
 }
@@ -44,7 +45,7 @@ if [[ ${1:-} == --quick ]]; then
     bench store --updates 10 --rounds 5
 else
     bench noise --layers 30
-    bench update # the usual way would take a quarter of an hour on all layers
+    bench update # not all layers: the usual way would take a quarter of an hour on them
     bench cycle "$(model smollm2-135m)"
     bench commit --updates 20 --members 30
     bench join

@@ -1,15 +1,15 @@
-"""What the barrier costs: synchronous runs against natural asynchrony on the same long-tailed durations.
+"""Cost of the barrier: synchronous runs compared with natural asynchrony on the same long-tailed durations.
 
     python tools/bench/async_speedup.py [--median 0.5] [--updates 24] [--out DIR]
 
 Every run is a real `hpc-es run`: head, four worker processes, journal, transport. An evaluation sleeps for a lognormal
-time (sigma 0.8); the k-th evaluation to begin sleeps the k-th time of one seeded list in every run (see listed.py).
-Four sleeping workers need no four cores, but a busy machine lengthens the gaps.
+time (sigma 0.8); the k-th evaluation to begin sleeps for the k-th time of one seeded list in every run (see listed.py).
+Four sleeping workers do not need four cores, but a busy machine lengthens the gaps.
 
-All figures are of the steady state: from the first commit after all workers have joined (the second, if they are quick)
-to the last but two, because nothing is dispatched that the last update could not consume, so workers run dry before it
-in every mode. Evaluations are cut at both ends. busy share: seconds inside evaluations (bringing theta up to date,
-perturbing, sleeping) over the seconds of all workers. useful share: the same, of evaluations that an update consumed.
+All figures describe the steady state: from the first commit after all workers have joined (but at least the second) to
+the last but two. Nothing is dispatched that the last update could not consume, so in every mode workers run out of work
+before it. Evaluations are cut at both ends. busy share: seconds inside evaluations (updating theta, perturbing,
+sleeping) divided by the seconds of all workers. useful share: the same for evaluations that an update consumed.
 
 The bound on the wall-clock ratio: without a barrier N evaluations take N * mean / G seconds at best, with one they take
 the time in which G workers finish N durations, each taking the next when it is free. It is given for the distribution,
@@ -47,12 +47,12 @@ RUNS = {
     "hold, max_lag 1": "mode: natural, max_lag: 1, overdue: hold",
 }
 NUM_COHORTS = 20_000
-"""Drawn for the bound."""
+"""Number of samples drawn for the bound."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """An evaluation in a worker's time."""
+    """The time that one evaluation took a worker."""
 
     eval_id: EvalId
     worker: str
@@ -65,15 +65,15 @@ class Span:
 @dataclass(frozen=True)
 class Measured:
     updates: range
-    """Of the steady state."""
+    """Measurements of the steady state."""
     seconds_per_update: float
     busy_share: float
     useful_share: float
     stale: list[int]
-    """Members with a lag above 0, by cohort."""
+    """Number of members with a lag above 0 in each cohort."""
     num_discarded: int
     gaps: dict[str, list[float]]
-    """Seconds from the end of an evaluation to the beginning of the worker's next, and what they consist of."""
+    """Seconds from the end of an evaluation to the start of the worker's next one, in total and by part."""
 
 
 def measure(records: list[journal.AnyRecord], num_workers: int, num_updates: int) -> Measured:
@@ -99,7 +99,7 @@ def measure(records: list[journal.AnyRecord], num_workers: int, num_updates: int
 
 
 def _spans(records: list[journal.AnyRecord]) -> Iterable[Span]:
-    """What never came back when the run ended was under way until then."""
+    """End of each evaluation; one without a result lasted until the run ended."""
     leases: dict[EvalId, journal.Leased] = {}
     for record in records:
         match record:
@@ -126,7 +126,7 @@ def _gaps(spans: Iterable[Span]) -> dict[str, list[float]]:
 
 
 def makespan(durations: Iterable[float], num_workers: int) -> float:
-    """Seconds until all are done when every worker takes the next as soon as it is free."""
+    """Seconds until all durations are done, if every worker takes the next one as soon as it is free."""
     free = [0.0] * num_workers
     for seconds in durations:
         heapq.heapreplace(free, free[0] + seconds)
@@ -134,7 +134,7 @@ def makespan(durations: Iterable[float], num_workers: int) -> float:
 
 
 def bound(config: Config, median: float, seed: int, updates: range) -> float:
-    """On the ratio, for the cohorts that these updates consume of a list: mean makespan over N * mean / G."""
+    """Bound on the ratio for the cohorts that these updates consume: mean makespan over N * mean / G."""
     size, num_workers = config.es.population, config.launch.workers
     cohorts = [[duration(median, SIGMA, seed, size * (u - 1) + k) for k in range(size)] for u in updates]
     ideal = mean(seconds for cohort in cohorts for seconds in cohort) * size / num_workers
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace, name: str, staleness: str) -> tuple[Confi
 
 
 def report(name: str, config: Config, measured: Measured, sync: Measured) -> bool:
-    """Print what was measured; False when natural asynchrony shows more stale members than its closed form allows."""
+    """Print the measurements. Returns False if a cohort has more stale members than natural asynchrony allows."""
     size = config.es.population
     print(
         f"{name:<20}{measured.busy_share:>12.3f}{measured.useful_share:>12.3f}{measured.seconds_per_update:>12.3f}"
@@ -174,7 +174,7 @@ def report(name: str, config: Config, measured: Measured, sync: Measured) -> boo
         f"cohorts by stale members: {dict(sorted(Counter(measured.stale).items()))}",
         config.launch.workers - 1,
     )
-    if not name.startswith("natural"):  # hold lets results pile up, so that a whole cohort may be stale
+    if not name.startswith("natural"):  # with hold, results pile up, so that a whole cohort may be stale
         print(f"    {stale}", flush=True)
         return True
     holds = max(measured.stale) <= most
@@ -184,11 +184,13 @@ def report(name: str, config: Config, measured: Measured, sync: Measured) -> boo
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--median", type=float, default=0.5, help="of the durations, in seconds")
+    parser.add_argument("--median", type=float, default=0.5, help="median duration in seconds")
     parser.add_argument("--updates", type=int, default=24)
-    parser.add_argument("--seed", type=int, default=2, help="of the list; with 2 its mean is the distribution's")
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/async_speedup"), help="folder of the runs; emptied first"
+        "--seed", type=int, default=2, help="seed of the list; with 2 its mean equals that of the distribution"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/async_speedup"), help="folder of the runs, which is emptied first"
     )
     arguments = parser.parse_args()
     shutil.rmtree(arguments.out, ignore_errors=True)

@@ -1,21 +1,21 @@
-"""From a full cohort until all workers know of the commit; the time does not depend on the model's size.
+"""Time from a full cohort until all workers know of the commit. It does not depend on the model's size.
 
     python tools/bench/commit.py [--workers 64] [--updates 30] [--members 16 30] [--parameters 1024 16777216] [--json]
-    python tools/bench/commit.py RUN [--json]            # of a run that was made: its share of the wall-clock
+    python tools/bench/commit.py RUN [--json]            # of an existing run: its share of the wall-clock time
 
-Without RUN: a real head process serves `--workers` connections under CURVE, all from this process. The clock starts
-when the last result of a cohort is sent, all others being acknowledged, and stops when the last worker has read the
-commit's record; in between lie the head's decision, the journal with its fsyncs, and the announcement.
-Limit: the disk's own fsync of as many bytes as a commit's record has, once per update in the same folder.
-Usual: the parameters are updated before anyone is told; the head's pass over its arena comes on top. Nothing is added
-for sending parameters, which that way also needs.
+Without RUN, a real head process serves `--workers` connections under CURVE, all from this process. The clock starts
+when the last result of a cohort is sent, after all others are acknowledged, and stops when the last worker has read the
+commit's record. In between are the head's decision, the journal with its fsyncs, and the announcement.
+limit: one fsync by the disk of as many bytes as a commit's record has, once per update in the same folder.
+usual: the parameters are updated before the workers are told, so the head's pass over its arena is added. Sending
+parameters, which the usual way also needs, is not counted.
 
-With RUN, by its journal and in parts of its wall-clock: (a) from the last accepted result until all that was planned at
-the version is handed out, which a commit waits for by design (no worker is idle then: evaluations of the centre keep
+With RUN, the journal shows two parts of the wall-clock time: (a) from the last accepted result until everything planned
+at the version is handed out, which a commit waits for by design (no worker is idle then: evaluations of the centre keep
 them busy), and (b) the head's own time: from when nothing stands in the way until a worker has begun at the next
-version, not counting while that worker was still busy; at least until the commit. The announcement precedes the order
-to begin, so that (b) bounds it from above; loosely where the head or all workers were lost, or a schedule holds a full
-cohort back. Goal: (b) sums up to less than 2 % of the run's wall-clock, where that is a minute or more.
+version, not counting the time while that worker was still busy, but at least until the commit. The announcement
+precedes the order to begin, so (b) is an upper bound; a loose one if the head or all workers were lost, or if a
+schedule holds a full cohort back. Goal: (b) sums up to less than 2 % of a run's wall-clock time of a minute or more.
 """
 
 import argparse
@@ -29,39 +29,38 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from head_capacity import Client, Crowd, make_config, small_model, wait_for_head
-from rows import Row, arguments, show
+from harness import Row, arguments, show
+from head_capacity import Client, Crowd, make_config, prepared_folder, small_model, wait_for_head
 
 from hpc_es.config import Config
-from hpc_es.launch import prepare
 from hpc_es.launch.process import Family, last_lines
 from hpc_es.paths import RunPaths
 from hpc_es.records import Assignment, EvalId
 from hpc_es.store import records as journal
 from hpc_es.store.journal import read_journal
 from hpc_es.transport import messages
-from hpc_es.transport.messages import Rendezvous
+from hpc_es.transport.rendezvous import Rendezvous
 
 WARM_UP = 2
 GOAL_SHARE = 2.0
-"""Per cent of a run's wall-clock."""
+"""Goal for the head's own time, as a percentage of a run's wall-clock time."""
 SHORTEST_S = 60.0
-"""Of a run whose share is judged: where an update takes a fraction of a second, messages are a part of it."""
+"""Shortest run whose share is judged: in runs of quick updates, messages take a visible part."""
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("run", type=Path, nargs="?", help="the folder of a run; default: measure here")
+    parser.add_argument("run", type=Path, nargs="?", help="folder of an existing run; default: measure now")
     parser.add_argument("--workers", type=int, default=64)
-    parser.add_argument("--updates", type=int, default=30, help="after the warm-up")
-    parser.add_argument("--members", type=int, nargs="+", default=[16, 30], help="N")
+    parser.add_argument("--updates", type=int, default=30, help="number of updates after the warm-up")
+    parser.add_argument("--members", type=int, nargs="+", default=[16, 30], help="population N")
     parser.add_argument("--parameters", type=int, nargs="+", default=[2**10, 2**24])
-    parser.add_argument("--folder", type=Path, help="where the runs are written; default: the temporary folder")
+    parser.add_argument("--folder", type=Path, help="folder for the runs; default: the system's temporary folder")
     options = parser.parse_args()
     show("commit", of_run(options.run) if options.run else here(options), as_json=options.json)
 
 
-# --- measured here ------------------------------------------------------------------------------------------------
+# --- a measurement ------------------------------------------------------------------------------------------------
 
 
 def here(options: argparse.Namespace) -> list[Row]:
@@ -85,8 +84,8 @@ def config_of(folder: Path, num_members: int, num_parameters: int, num_updates: 
 
 
 def measure(config: Config, num_workers: int) -> tuple[list[float], list[float], float]:
-    """Milliseconds: until all knew, and of an fsync, per update; and the median pass over the arena."""
-    paths, _ = prepare.write_folder(config)
+    """Milliseconds until all knew and of an fsync, per update; and the median pass over the arena."""
+    paths = prepared_folder(config)
     with Family() as family:
         command = [sys.executable, "-m", "hpc_es", "head", str(paths.root), "--local", "--parent", str(os.getpid())]
         head = family.start(command, log=paths.log("head"))
@@ -101,7 +100,7 @@ def measure(config: Config, num_workers: int) -> tuple[list[float], list[float],
 
 
 class Workers(Crowd):
-    """Clients that send the last result of a cohort when the others are acknowledged and the head's arena is idle."""
+    """Clients that send the last result of a cohort once the others are acknowledged and the head's arena is idle."""
 
     def __init__(self, paths: RunPaths, config: Config, head: Rendezvous, num_workers: int) -> None:
         super().__init__(paths, config, head, num_workers)
@@ -112,7 +111,7 @@ class Workers(Crowd):
         self._full_at = self._pass_s = 0.0
         self._num_told = 0
         self._given: list[tuple[Client, Assignment]] = []
-        """Work of this version."""
+        """Assignments of this version."""
         self._acks = 0
 
     def _work(self, client: Client, assignment: Assignment) -> None:
@@ -152,18 +151,18 @@ class Workers(Crowd):
         self.synced.append(1e3 * (time.perf_counter() - began))
 
 
-# --- of a run that was made ---------------------------------------------------------------------------------------
+# --- an existing run ----------------------------------------------------------------------------------------------
 
 
 class Update(NamedTuple):
-    """Seconds."""
+    """Parts of one update, in seconds."""
 
     handing_out: float
-    """(a)"""
+    """Part (a) in the text above."""
     own: float
-    """(b)"""
+    """Part (b) in the text above."""
     arena: float
-    """The head's pass, which runs beside it."""
+    """The head's pass over its arena, which runs at the same time."""
 
 
 def of_run(root: Path) -> list[Row]:
@@ -199,10 +198,10 @@ def _rows(what: str, seconds: list[float], wall_clock: float, goal: float | None
 
 
 def read_updates(paths: RunPaths) -> tuple[dict[int, Update], float]:
-    """Of every version at which an evaluation was made; and seconds from the first lease to the last such beginning."""
+    """Parts of each update that was followed by an evaluation, and seconds between first lease and last such start."""
     reported, arena = dict[EvalId, float](), dict[int, float]()
     full, handed, committed = dict[int, float](), dict[int, float](), dict[int, float]()
-    begun = dict[int, tuple[float, float]]()  # when, and since when its worker was free
+    begun = dict[int, tuple[float, float]]()  # start of the first evaluation, and when its worker became free
     free, queued, handed_at, first_lease = dict[str, float](), set[EvalId](), 0.0, math.inf
     for record in read_journal(paths.root):
         match record:

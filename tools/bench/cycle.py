@@ -1,15 +1,15 @@
-"""From a perturbation to the first token, on the real vLLM engine, and where the time goes.
+"""Time from a perturbation to the first token on the real vLLM engine, and its parts.
 
     python tools/bench/cycle.py [MODEL_FOLDER] [--dtype float32] [--rounds 5] [--prompt 64] [--threads T] [--json]
 
-The clock starts with the order to perturb and stops with the first token of one greedy request; in between lie the
+The clock starts with the order to perturb and stops with the first token of one greedy request. In between are the
 write of all live weights, the reset of the prefix cache and the prefill of `--prompt` tokens. Ours writes the member
 through the direct map, or through the model's own load_weights (engine.direct_map: false).
 
-Usual: in the same vLLM process, per parameter a seeded torch.Generator, randn, add_ in place; and, since theta has to
-come back, the same subtracted after the first token. Limit: the larger of a copy of as many bytes as a perturbation
-moves and of the kernel alone within the cache, and the same prefill after it.
-All ways take turns on one engine; medians.
+usual: in the same vLLM process, for each parameter a seeded torch.Generator, randn, add_ in place; and, since theta has
+to be restored, the same subtracted after the first token. limit: the larger of a copy of as many bytes as a
+perturbation moves and of the kernel alone within the cache, and the same prefill after it.
+All ways take turns on one engine, and medians count.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from rows import Row, arguments, show
+from harness import Row, arguments, show
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
 from hpc_es.engine.vllm import VllmEngine
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", type=Path, default=Path("models/smollm2-135m"))
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompt", type=int, default=64, help="tokens")
+    parser.add_argument("--prompt", type=int, default=64, help="number of prompt tokens")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     show("cycle", asyncio.run(measure(options)), as_json=options.json)
@@ -67,7 +67,7 @@ async def measure(options: argparse.Namespace) -> list[Row]:
     return rows({what: statistics.median(taken) for what, taken in seconds.items()}, options.prompt)
 
 
-async def ours(engine: CycleEngine, number: int, num_tokens: int, way: str, seconds: Seconds) -> None:
+async def ours(engine: VllmEngine, number: int, num_tokens: int, way: str, seconds: Seconds) -> None:
     began = time.perf_counter()
     await engine.perturb(Member(number, 1, SIGMA))
     written = time.perf_counter()
@@ -80,7 +80,7 @@ async def ours(engine: CycleEngine, number: int, num_tokens: int, way: str, seco
     seconds[f"prefill, {way}"].append(ended - written)
 
 
-async def usual(engine: CycleEngine, number: int, num_tokens: int, seconds: Seconds) -> None:
+async def usual(engine: VllmEngine, number: int, num_tokens: int, seconds: Seconds) -> None:
     began = time.perf_counter()
     await engine._rpc("bench_usual", number, SIGMA)
     added = time.perf_counter()
@@ -91,7 +91,7 @@ async def usual(engine: CycleEngine, number: int, num_tokens: int, seconds: Seco
     seconds["perturb, usual"].append(added - began)
 
 
-async def first_token(engine: CycleEngine, num_tokens: int) -> None:
+async def first_token(engine: VllmEngine, num_tokens: int) -> None:
     greedy = SamplingConfig(temperature=0.0, max_tokens=1)
     await engine.generate([5 + place % 64 for place in range(num_tokens)], greedy, seed=0)
 

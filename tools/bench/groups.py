@@ -1,13 +1,13 @@
-"""What a change of membership and a broadcast cost by the number of members, over loopback and Gloo.
+"""Cost of a change of membership and of a broadcast by the number of members, over loopback and Gloo.
 
     python tools/bench/groups.py [--members 16 64 256 512] [--mesh 16 64] [--processes 8] [--files N] [--json]
 
-The head's end of the collective plane is this process; its members share `--processes` others, a thread each, all with
-the code of the real ones. "epoch change" is the second epoch: the first is left by all, a new group is made and all are
-in it. "first broadcast" connects whom it needs, "next broadcast" finds them connected. "sockets" are open files that
-the change and the broadcasts added, for the head and, as the mean, for each member. "control plane" is the same
-record sent to as many connected workers in messages of their own, until the last one has it. "usual" is Gloo's own way,
-every member connected to every other, for the sizes that `--mesh` names.
+This process is the head's end of the collective plane. Its members share `--processes` other processes, with a thread
+each, and run the same code as real workers. "epoch change" is the second epoch: all leave the first, a new group is
+made, and all join it. "first broadcast" opens the connections that it needs, "next broadcast" finds them open.
+"sockets" are open files that the change and the broadcasts added, for the head and on average for each member. "control
+plane" is the same record sent to as many connected workers in separate messages, until the last one has it. "usual" is
+Gloo's default, in which every member connects to every other, for the sizes that `--mesh` names.
 
 All members share this machine's cores, so seconds are an upper bound: in a cluster each has its own. `--files` limits
 the open files of this process, the head, as `ulimit -n` does.
@@ -28,7 +28,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import zmq
-from rows import Row, arguments, show
+from harness import Row, arguments, show
 from torch.distributed import ProcessGroupGloo
 
 from hpc_es.paths import RunPaths
@@ -36,12 +36,13 @@ from hpc_es.transport import limits, sockets
 from hpc_es.transport import messages as m
 from hpc_es.transport.collective import EpochEvent, EpochUp, HeadCollective, WorkerCollective, sha256
 from hpc_es.transport.control import HeadServer
+from hpc_es.transport.rendezvous import read_rendezvous
 from hpc_es.transport.secrets import create_secrets, load_secrets
 
 CREATE_DEVICE = ProcessGroupGloo.create_device
 HOST, TIMEOUT_S = "127.0.0.1", 120.0
 RECORD = os.urandom(1000)
-"""About the commit of 64 members."""
+"""Size of a record: about the commit of 64 members."""
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["torch", "hpc_es.transport.collective", "hpc_es.transport.control"])
 
@@ -49,9 +50,11 @@ PROCESSES.set_forkserver_preload(["torch", "hpc_es.transport.collective", "hpc_e
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--members", type=int, nargs="+", default=[16, 64, 256, 512])
-    parser.add_argument("--mesh", type=int, nargs="*", default=[16, 64], help="sizes that Gloo's own way is tried at")
-    parser.add_argument("--processes", type=int, default=8, help="that the members share")
-    parser.add_argument("--files", type=int, help="most open files of the head")
+    parser.add_argument(
+        "--mesh", type=int, nargs="*", default=[16, 64], help="numbers of members to measure Gloo's default with"
+    )
+    parser.add_argument("--processes", type=int, default=8, help="number of processes that the members share")
+    parser.add_argument("--files", type=int, help="largest number of open files of the head")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (options.files or most, most))
@@ -88,7 +91,7 @@ def rows_of(num_members: int, spent: Spent, usual: Spent | None) -> list[Row]:
 
 
 def measure(num_members: int, num_processes: int, *, mesh: bool) -> Spent:
-    """Epochs 1 and 2 of so many members."""
+    """Measure epochs 1 and 2 with this number of members."""
     connect_everybody(mesh)
     crowd = Crowd(num_members, num_processes, ("members", mesh))
     events: SimpleQueue[EpochEvent] = SimpleQueue()
@@ -124,11 +127,11 @@ def measure(num_members: int, num_processes: int, *, mesh: bool) -> Spent:
 
 
 def tell(num_members: int, num_processes: int) -> float:
-    """Seconds until as many connected workers have the record from the control plane."""
+    """Seconds until this number of connected workers have the record from the control plane."""
     with tempfile.TemporaryDirectory() as scratch:
         paths = RunPaths(Path(scratch))
         create_secrets(paths)
-        server = HeadServer(paths, 1, "groups", HOST, largest=limits.HEADROOM)  # so all may knock at once
+        server = HeadServer(paths, 1, "groups", HOST, largest=limits.HEADROOM)  # all may connect at once
         crowd = Crowd(num_members, num_processes, ("dealers", paths))
         try:
             present = set[bytes]()
@@ -148,7 +151,7 @@ def tell(num_members: int, num_processes: int) -> float:
 
 
 class Crowd:
-    """The processes that members share."""
+    """The processes that the members share."""
 
     def __init__(self, num_members: int, num_processes: int, role: tuple[str, Any]) -> None:
         self.names = [f"member-{number}" for number in range(num_members)]
@@ -162,7 +165,7 @@ class Crowd:
             theirs.close()
 
     def ask(self, what: str, argument: Any) -> list[Any]:
-        """All processes at once; one answer of each."""
+        """Call all processes at once. Returns the answer of each."""
         for pipe, names in zip(self.pipes, self.shares, strict=True):
             pipe.send((what, {name: argument[name] for name in names} if what == "join" else argument))
         answers = []
@@ -180,7 +183,7 @@ class Crowd:
 
 
 def serve(pipe: Connection, names: list[str], role: str, argument: Any) -> None:
-    """Some of the members, until the process is killed."""
+    """Serve some of the members until the process is killed."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if role == "dealers":
@@ -211,7 +214,7 @@ def members(names: list[str]) -> dict[str, Callable[[Any], Any]]:
 
 
 def dealers(names: list[str], paths: RunPaths) -> dict[str, Callable[[Any], Any]]:
-    there, keys, context = m.read_rendezvous(paths.rendezvous), load_secrets(paths), zmq.Context(1)
+    there, keys, context = read_rendezvous(paths.rendezvous), load_secrets(paths), zmq.Context(1)
     assert there is not None
     context.set(zmq.MAX_SOCKETS, 4 * len(names) + 10)
     connections = [sockets.Connection(context, there, keys, name.encode()) for name in names]
@@ -227,7 +230,7 @@ def dealers(names: list[str], paths: RunPaths) -> dict[str, Callable[[Any], Any]
 
 
 def connect_everybody(mesh: bool) -> None:
-    """Whether Gloo in this process goes its own way."""
+    """Choose whether Gloo in this process connects every member to every other."""
     ProcessGroupGloo.create_device = lambda hostname, lazy_init: CREATE_DEVICE(hostname=hostname, lazy_init=not mesh)
 
 

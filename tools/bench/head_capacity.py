@@ -1,19 +1,20 @@
-"""How many results a second one head takes in, and what each costs it, with a thousand connected workers.
+"""How many results per second one head accepts, and what each costs, with a thousand connected workers.
 
     python tools/bench/head_capacity.py [--clients 1000] [--updates 30] [--tasks 1 16] [--modes sync natural]
 
 A real head process (`hpc_es head RUN --local`) serves `--clients` connections under CURVE, all from this process. Each
-answers an assignment with a result at once, as a worker would whose evaluations take no time: nothing but the control
-plane, the head's decisions, the journal with its fsyncs and run.h5 is at work. The population is the number of clients,
-the collective plane is off, so every client is sent every commit record. The model has a thousand parameters, so
-that the head's pass over its arena ("arena": its wall-clock time, in per cent of the head's CPU time) does not hide the
-rest; a real model's pass runs beside the loop. No two results have the same fitness. `--tasks`: episodes per result, T.
+client answers an assignment with a result at once, like a worker whose evaluations take no time, so only the control
+plane, the head's decisions, the journal with its fsyncs and run.h5 are at work. The population is the number of
+clients; the collective plane is off, so every client is sent every commit record. The model has a thousand parameters,
+so that the head's pass over its arena ("arena": its wall-clock time as a percentage of the head's CPU time) does not
+hide the rest; a real model's pass runs beside the loop. No two results have the same fitness. `--tasks`: episodes per
+result, T.
 
-The first two updates warm up. "results/s" is wall clock from their commit to the last one, and depends on the cores
-that the clients leave. "per CPU-s" is results per second of the head's CPU time, all threads, user and system, from
-that commit until the head has ended, its last writing of run.h5 included. "clients" is this process's CPU time.
-At the end the journal and run.h5 are read: "lost" counts acknowledged results that either does not have, "double"
-those that it has or counts more than once.
+The first two updates warm up. "results/s" is per second of wall-clock time from their commit to the last one, and
+depends on the cores that the clients leave. "per CPU-s" is per second of the head's CPU time, all threads, user and
+system, from that commit until the head has ended, including its last write of run.h5. "clients" is this process's CPU
+time. At the end the journal and run.h5 are read: "lost" counts acknowledged results that either lacks, "double" those
+that it has or counts more than once.
 """
 
 import argparse
@@ -35,6 +36,7 @@ import pandas as pd
 import zmq
 
 from hpc_es.config import Config, config_digest
+from hpc_es.envs.manifest import settle_tasks
 from hpc_es.launch import prepare
 from hpc_es.launch.process import Family, last_lines
 from hpc_es.params import Arena
@@ -46,7 +48,8 @@ from hpc_es.store import records as journal
 from hpc_es.store.frames import Frames
 from hpc_es.store.journal import read_journal
 from hpc_es.transport import messages
-from hpc_es.transport.messages import Rendezvous, decode, encode, read_rendezvous
+from hpc_es.transport.messages import decode, encode
+from hpc_es.transport.rendezvous import Rendezvous, read_rendezvous
 from hpc_es.transport.secrets import load_secrets
 from hpc_es.transport.sockets import Connection
 
@@ -60,18 +63,16 @@ WIDTH = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=1000, help="also the population, N")
-    parser.add_argument("--updates", type=int, default=30, help="after the warm-up")
+    parser.add_argument("--clients", type=int, default=1000, help="number of clients, which is also the population N")
+    parser.add_argument("--updates", type=int, default=30, help="number of updates after the warm-up")
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 16], help="episodes per result, T")
     parser.add_argument("--modes", nargs="+", choices=("sync", "natural"), default=["sync", "natural"])
-    parser.add_argument(
-        "--folder", type=Path, help="where the runs are written; default: the system's temporary folder"
-    )
+    parser.add_argument("--folder", type=Path, help="folder for the runs; default: the system's temporary folder")
     options = parser.parse_args()
     needed = 4 * options.clients + 100
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < needed:
-        sys.exit(f"{options.clients} clients need {needed} open files, the limit is {hard} (ulimit -Hn)")
+        sys.exit(f"{options.clients} clients need {needed} open files, but the limit is {hard} (ulimit -Hn)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
     print(f"{options.clients} clients, N {options.clients}, {options.updates} updates after {WARM_UP}\n")
@@ -107,9 +108,16 @@ def small_model(folder: Path, num_parameters: int = NUM_PARAMETERS) -> Path:
     return folder
 
 
-def measure(config: Config) -> str:
-    """One row of the table."""
+def prepared_folder(config: Config) -> RunPaths:
+    """Prepare a run folder for a head: what a launcher does, without the checks of a real model."""
     paths, _ = prepare.write_folder(config)
+    settle_tasks(paths.tasks, config, has_begun=False)
+    return paths
+
+
+def measure(config: Config) -> str:
+    """Measure one row of the table."""
+    paths = prepared_folder(config)
     children_before = children_cpu()
     with Family() as family:
         command = [sys.executable, "-m", "hpc_es", "head", str(paths.root), "--local", "--parent", str(os.getpid())]
@@ -144,28 +152,28 @@ def measure(config: Config) -> str:
 
 @dataclass
 class Client:
-    """A worker as the head sees it."""
+    """One connected worker, as the head sees it."""
 
     name: str
     connection: Connection
 
 
 class Crowd:
-    """All clients of a run, on one thread. They share one arena, from which they know the digests of theta."""
+    """All clients of a run, on one thread. They share one arena, which gives them the digests of theta."""
 
     def __init__(self, paths: RunPaths, config: Config, head: Rendezvous, num_clients: int | None = None) -> None:
-        """`num_clients`: as many as members, unless it is given."""
+        """`num_clients` defaults to the population."""
         num_clients = num_clients or config.es.population
         self.config, self.head = config, head
         self.acknowledged: list[EvalId] = []
         self.head_cpu_before = self._cpu_before = self.cpu = 0.0
-        """Seconds; from the warm-up on."""
+        """CPU seconds of this process since the warm-up."""
         self.num_bytes = 0
-        """Heard from the head."""
+        """Bytes received from the head."""
         self._arena = Arena.from_pretrained(config.model.path)
         self._digests = {0: self._arena.base_digest}
         self._early: dict[int, list[tuple[Client, Assignment]]] = {}
-        """Work at versions that are not known yet."""
+        """Assignments at versions that are not known yet."""
         self._config_digest = config_digest(config)
         self._present = num_clients
         self._context = zmq.Context()
@@ -182,7 +190,7 @@ class Crowd:
             self._poll.register(descriptor, select.EPOLLIN | select.EPOLLET)
 
     def run(self, head_ended: Callable[[], bool]) -> None:
-        """Until the head has sent everyone home. Errors: the process ends when the head falls silent."""
+        """Serve until the head has dismissed every client. Ends the process if the head falls silent."""
         try:
             self._talk(head_ended)
             self.cpu = time.process_time() - self._cpu_before
@@ -204,10 +212,10 @@ class Crowd:
                     self._say(client, messages.Heartbeat(client.name))
                     self._listen(client)
             if time.monotonic() > silent_at:
-                sys.exit(f"the head was silent for {SILENCE_S:g} s, {self._present} clients are still there")
+                sys.exit(f"the head was silent for {SILENCE_S:g} s while {self._present} clients were connected")
 
     def _listen(self, client: Client) -> None:
-        """Answer everything that is there: a descriptor of ZeroMQ tells of news once, and what is sent may hide it."""
+        """Answer all waiting messages: ZeroMQ's descriptor signals new messages only once, and sending may clear it."""
         while heard := client.connection.receive():
             for data in heard:
                 self.num_bytes += len(data)
@@ -230,7 +238,7 @@ class Crowd:
                 self._present -= 1
 
     def _learn(self, commit: Commit) -> None:
-        """The arena goes on to the new version, for all clients."""
+        """Bring the shared arena to the new version, for all clients."""
         self._digests[commit.version] = self._arena.apply([commit]).digest
         for client, assignment in self._early.pop(commit.version, ()):
             self._work(client, assignment)
@@ -238,9 +246,9 @@ class Crowd:
             self.head_cpu_before, self._cpu_before = cpu_of(self.head.pid), time.process_time()
 
     def _work(self, client: Client, assignment: Assignment) -> None:
-        """Report a fitness that is a pure function of who is evaluated: the mean of one reward and zeros."""
+        """Report a fitness that is a pure function of the member: the mean of one reward and zeros."""
         digest = self._digests.get(assignment.version)
-        if digest is None:  # it joined so late that only others were told of this version, and have not read it yet
+        if digest is None:  # it joined late: only others were told of this version, and have not read it yet
             self._early.setdefault(assignment.version, []).append((client, assignment))
             return
         assert assignment.member is not None
@@ -275,18 +283,18 @@ def wait_for_head(paths: RunPaths) -> Rendezvous:
     return there
 
 
-# --- what came of it --------------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Account:
-    """What the journal says."""
+    """Results and commits in the journal."""
 
     reported: Counter[EvalId] = field(default_factory=Counter)
     consumed: Counter[EvalId] = field(default_factory=Counter)
     void: int = 0
     times: dict[int, float] = field(default_factory=dict)
-    """When versions were committed."""
+    """Time of each commit."""
     reported_at: list[float] = field(default_factory=list)
     arena_s: dict[int, float] = field(default_factory=dict)
 
@@ -308,16 +316,16 @@ class Account:
         return account
 
     def measured(self) -> tuple[int, float, float]:
-        """Results after the warm-up, the seconds that they took, the seconds of the head's passes over its arena."""
+        """Number of results after the warm-up, their seconds, and the seconds of the head's passes over its arena."""
         begin, end = self.times[WARM_UP], self.times[max(self.times)]
         num_results = sum(begin < when <= end for when in self.reported_at)
         return num_results, end - begin, sum(s for version, s in self.arena_s.items() if version > WARM_UP)
 
     def wrong(self, acknowledged: list[EvalId], paths: RunPaths) -> tuple[int, int]:
-        """Results that are (lost, double)."""
+        """Number of lost and of double results."""
         tables = read(
             paths.hdf5.rename(paths.root / "alone.h5")
-        )  # under its own name the journal would stand in for it
+        )  # under its own name, the reader would use the journal instead
         rows = tables.evaluations
         done, accepted = rows[rows.fitness.notna()], rows[rows.status == "accepted"]
         stored = Counter(ids(done))
@@ -336,7 +344,7 @@ def ids(rows: pd.DataFrame) -> Iterator[EvalId]:
 
 
 def num_fsyncs(paths: RunPaths) -> int:
-    """Frames of the journal: each is made durable by one fsync."""
+    """Number of frames in the journal, each made durable by one fsync."""
     path = paths.segment(1)
     return sum(1 for _ in Frames(path, path.read_bytes()).payloads())
 
@@ -347,7 +355,7 @@ def children_cpu() -> float:
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a live process, all threads."""
+    """CPU seconds of all threads of a live process."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""How long a worker that joins a run under way waits for theta: by broadcast, and from a checkpoint and commits.
+"""How long a worker that joins a running run waits for theta: by broadcast, and from a checkpoint and commits.
 
     python tools/bench/join.py [--mib 128] [--joiners 2] [--commits 1] [--population 30] [--json]
 
@@ -6,11 +6,11 @@ A head and its joiners, each a process with an arena of `--mib` MiB, over loopba
 what `transport.join: broadcast` does: one transfer for all joiners, from the call to the last compared digest. "usual":
 each joiner reads the newest checkpoint (from the page cache, so the best case of a shared file system) and applies
 `--commits` commits of `--population` members, all joiners at once. "limit": as many bytes from one process to each of
-the others over plain TCP sockets, between memory that is there already, without a digest. "buckets alone" is the part
-of the transfer that moves bytes, against the same limit.
+the others over plain TCP sockets, between allocated memory, without a digest. "buckets alone" is the part of the
+transfer that moves bytes, compared with the same limit.
 
-The row of memory says what this machine copies at best with one thread: each byte of a transfer is copied into the
-kernel, out of it, and from the bucket into the arena, and the digest reads it once more.
+The row of memory shows this machine's copy rate with one thread: each byte of a transfer is copied into the kernel, out
+of it, and from the bucket into the arena, and the digest reads it once more.
 """
 
 import multiprocessing
@@ -24,12 +24,12 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
-from rows import Row, alternate, arguments, show
+from harness import Row, alternate, arguments, show
 
 from hpc_es.noise import threads
 from hpc_es.params import checkpoint
 from hpc_es.params.arena import Arena
-from hpc_es.params.receive import receive
+from hpc_es.params.rebuild import receive
 from hpc_es.params.weights import Spec, write
 from hpc_es.paths import RunPaths
 from hpc_es.records import Commit, Consumed, EvalId, Seeds, Term
@@ -45,9 +45,9 @@ PROCESSES.set_forkserver_preload(["torch", "hpc_es.transport.collective", "hpc_e
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--mib", type=int, default=128, help="of theta in float32")
+    parser.add_argument("--mib", type=int, default=128, help="size of theta in float32, in MiB")
     parser.add_argument("--joiners", type=int, default=2)
-    parser.add_argument("--commits", type=int, default=1, help="since the newest checkpoint")
+    parser.add_argument("--commits", type=int, default=1, help="number of commits since the newest checkpoint")
     parser.add_argument("--population", type=int, default=30, help="members per commit, N")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -127,7 +127,7 @@ class Bench:
         self._await_joiners()
 
     def sockets(self) -> None:
-        """The whole memory to every joiner, from a thread each."""
+        """Send the whole memory to every joiner, with a thread each."""
         with socket.create_server((HOST, 0)) as server:
             for joiner in self.joiners:
                 joiner.start("read", server.getsockname()[1])
@@ -162,7 +162,7 @@ class Joiner:
         self.pipe.send((method, arguments))
 
     def answer(self) -> None:
-        """Wait for it. Errors: what it ran into."""
+        """Wait for the result. Errors: those of the process."""
         error = self.pipe.recv()
         if error is not None:
             raise error
@@ -182,7 +182,7 @@ def serve(pipe: Connection, model: Path) -> None:
             return
         try:
             METHODS[method](arena, *arguments)
-        except Exception as error:  # told to the head, which ends
+        except Exception as error:  # sent to the head, which ends
             pipe.send(error)
         else:
             pipe.send(None)
@@ -217,7 +217,7 @@ def commit(version: int, population: int) -> Commit:
 
 
 def write_model(folder: Path, num_parameters: int) -> Path:
-    """Sixteen tensors of random numbers."""
+    """Write a model of sixteen random tensors."""
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     rng, each = np.random.default_rng(0), num_parameters // 16

@@ -1,6 +1,6 @@
-"""The laboratory's task, made to last: the k-th episode to begin, over all workers, sleeps the k-th of listed seconds.
+"""A task of given durations: the k-th episode to begin, over all workers, sleeps for the k-th time of a seeded list.
 
-So two runs on two schedules, which dispatch different members, are given the same durations in the same order.
+Two runs with different schedules, which dispatch different members, thus have the same durations in the same order.
 """
 
 import math
@@ -15,10 +15,12 @@ from hpc_es.envs.lab import Lab
 
 
 class Listed(Lab):
+    """The laboratory task with episodes that last as long as listed."""
+
     def __init__(
         self, *, counter: str, median: float, sigma: float, durations: int, split: Literal["train", "eval"] = "train"
     ) -> None:
-        """counter: a file that all workers share; it grows by a byte per episode. durations: the seed of the list."""
+        """`counter` is a file of all workers that grows by a byte per episode; `durations` seeds the list."""
         super().__init__(split=split)
         self.instant = False
         self._counter, self._median, self._sigma, self._durations = Path(counter), median, sigma, durations
@@ -29,12 +31,12 @@ class Listed(Lab):
 
 
 def duration(median: float, sigma: float, seed: int, k: int) -> float:
-    """The k-th of the list: lognormal seconds."""
+    """The k-th duration of the list, in lognormal seconds."""
     return random.Random(f"{seed} {k}").lognormvariate(math.log(median), sigma)
 
 
 def _next(counter: Path) -> int:
-    """0, 1, 2, ... over all processes: appending a byte and where it landed are one step of the kernel."""
+    """Count 0, 1, 2, ... over all processes: the kernel appends a byte and reports its position in one step."""
     file = os.open(counter, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         os.write(file, b".")

@@ -1,4 +1,4 @@
-"""One Markdown table of the JSON lines that benches end with, and the facts of this machine above it.
+"""Make one Markdown table of the JSON lines that the benchmarks end with, below a line about this machine.
 
 cat JSON_LINES | python tools/bench/markdown.py
 """
@@ -11,13 +11,12 @@ from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 
-from limits import copying
-from rows import TITLES, Row, alternate, cells
+from harness import TITLES, Row, alternate, cells, copying
 
 from hpc_es.noise import threads
 
 COPIED = 2**30
-"""Bytes read and written together."""
+"""Bytes read plus bytes written when measuring the memory bandwidth."""
 
 
 def main() -> None:

@@ -1,22 +1,21 @@
-"""Write one perturbed member into a live model: against the usual way in PyTorch, and against this machine's limit.
+"""Write one perturbed member into a live model: compared with the usual way in PyTorch, and with this machine's limit.
 
     python tools/bench/noise.py [MODEL_FOLDER] [--layers 4] [--threads T] [--rounds 7] [--cpu-time] [--json]
 
 Ours reads the fp32 arena, adds the noise, rounds, writes the model's tensors in their dtype, and takes the arena's
 digest in the same pass. The usual way, per tensor: seed a torch.Generator, draw randn of the tensor's shape in the
-model's dtype, add_ (and the same again to take it out, which is not counted here).
+model's dtype, add_. It would have to subtract the same noise afterwards, which is not counted here.
 
-The limit is the larger of two times that are measured in turn with ours: a copy that moves as many bytes, far beyond
-the cache, and the kernel alone on as many elements within the cache. Medians, on the same threads. On a busy machine
---cpu-time counts CPU seconds divided by the threads in place of wall-clock time; the usual way draws on one thread.
-"extra memory" is the peak of the process while ours runs, above what it held before (arena and model).
+The limit is the larger of two times that are measured in turn with ours: a copy that moves as many bytes, far more than
+the cache holds, and the kernel alone on as many elements within the cache. Medians, on the same threads. On a busy
+machine, --cpu-time counts CPU seconds divided by the threads instead of wall-clock time; the usual way draws on one
+thread. "extra memory" is the peak of the process while ours runs, above what it held before (arena and model).
 """
 
 from pathlib import Path
 
 import numpy as np
-from limits import copying, perturbing
-from rows import Clock, Row, alternate, arguments, show
+from harness import Clock, Row, alternate, arguments, copying, perturbing, show
 from weights import add_arguments, bits, clock_of, live_model, prepare, usual_perturb
 
 from hpc_es.params import Arena
@@ -26,7 +25,7 @@ from hpc_es.records import Member
 SIGMA = 1e-3
 MAX_OF_LIMIT = 1.5
 EXTRA_MEMORY_MIB = 256
-KERNEL_DTYPES = {"float32": np.float32, "bfloat16": np.uint16}
+KERNEL_DTYPES: dict[str, type[np.generic]] = {"float32": np.float32, "bfloat16": np.uint16}
 
 
 def main() -> None:
@@ -44,9 +43,9 @@ def main() -> None:
 
 
 def compare(arena: Arena, dtype: str, num_threads: int, rounds: int, clock: Clock) -> tuple[Row, float]:
-    """The row of one dtype, and the extra memory in MiB."""
+    """Measure the row of one dtype, and the extra memory in MiB."""
     model, member = live_model(arena, dtype), Member(2**40, 1, SIGMA)
-    outs, itemsize = {name: bits(tensor) for name, tensor in model.items()}, KERNEL_DTYPES[dtype]().itemsize
+    outs, itemsize = {name: bits(tensor) for name, tensor in model.items()}, np.dtype(KERNEL_DTYPES[dtype]).itemsize
     before = reset_peak()
     arena.perturb_into(outs, member)
     extra = peak_memory() - before
@@ -71,7 +70,7 @@ def compare(arena: Arena, dtype: str, num_threads: int, rounds: int, clock: Cloc
 
 
 def reset_peak() -> int:
-    """Forget the process's peak; returns the resident bytes now."""
+    """Reset the process's memory peak. Returns its resident bytes now."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     return memory("VmRSS")
 

@@ -1,7 +1,7 @@
-"""Where the wall-clock of a finished run went, from run.h5 and the times of its files.
+"""Where the wall-clock time of a finished run went, from run.h5 and the times of its files.
 
 Invariant: a worker's connected seconds are in exactly one row each: what it reports of its evaluations (by its own
-monotonic clock), messages (from the lease to the result at the head, less that), and waiting.
+monotonic clock), messages (from the lease to the result at the head, minus the former), and waiting.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,14 +15,16 @@ from hpc_es.store import Run, read
 
 
 class Row(NamedTuple):
+    """Seconds that one kind of process spent in one phase."""
+
     process: str
     phase: str
     seconds: float
-    """For workers the mean over those that ever connected. NaN: unknown."""
+    """For workers, the mean over those that ever connected. NaN if unknown."""
 
 
 def phases(root: Path) -> list[Row]:
-    """Of a run that was not interrupted. Errors: StoreError."""
+    """Phases of a run that was not interrupted. Errors: StoreError."""
     paths = RunPaths(root)
     run = read(paths.hdf5)
     return [*_start(paths, run), *_workers(run), *_head(run), *_end(paths, run)]
@@ -42,7 +44,7 @@ def _start(paths: RunPaths, run: Run) -> Iterator[Row]:
 
 
 def _was_launched_again(paths: RunPaths, run: Run) -> bool:
-    """As by `hpc-es run RUN` on a finished run, which leaves a lock and a learning curve of its own."""
+    """Whether `hpc-es run RUN` ran again on the finished run and replaced its lock and learning curve."""
     return _newest([paths.launcher_lock]) > _event(run, "head started")
 
 
@@ -71,8 +73,10 @@ def _head(run: Run) -> Iterator[Row]:
 
 
 def _commit_delays(run: Run) -> "pd.Series[float]":
-    """From the moment that a commit waits for nothing: its cohort is full, and all that its version planned is leased,
-    the centre's batches too."""
+    """Seconds by which each commit is delayed after nothing holds it back any more.
+
+    Then its cohort is full, and everything planned at its version is leased, including the batches of the centre.
+    """
     rows = run.evaluations[run.evaluations["source"] == "run"]
     consumed = rows[rows["consumed_version"].notna()]
     full = consumed.groupby(consumed["consumed_version"].astype(int) + 1)["time_received"].max()
@@ -87,12 +91,12 @@ def _end(paths: RunPaths, run: Run) -> Iterator[Row]:
     gone = _newest(paths.logs.glob("*.log"))
     yield Row("head", "from the last result to its end: checkpoint, run.h5", stopped - last)
     yield Row("workers", "engine's end", gone - stopped)
-    drawn = paths.report / "learning_curve.png"  # by the launcher alone: `hpc-es report` writes others
+    drawn = paths.report / "learning_curve.png"  # written only by the launcher: `hpc-es report` writes other files
     if drawn.exists():
         ended = float("nan") if _was_launched_again(paths, run) else _newest([drawn])
         yield Row("launcher", "processes' end, report", ended - gone)
 
 
 def _newest(files: Iterable[Path]) -> float:
-    """When the last of them was written; NaN without any, as of a run that Slurm started."""
+    """Time of the last write to any of the files; NaN without files, as in a run that Slurm started."""
     return max((file.stat().st_mtime for file in files if file.exists()), default=float("nan"))

@@ -1,12 +1,12 @@
 """Where the seconds of a run go.
 
-    python tools/bench/profile_run.py RUN                             # the wall-clock of a finished run
-    python tools/bench/profile_run.py --run CONFIG [key=value ...]    # run it now: CPU seconds of its processes as well
-    python tools/bench/profile_run.py --rollouts CONFIG [key=value ...]   # one engine: CPU seconds of a turn, and whose
+    python tools/bench/profile_run.py RUN                             # the wall-clock time of a finished run
+    python tools/bench/profile_run.py --run CONFIG [key=value ...]    # run it now, and count CPU seconds by process
+    python tools/bench/profile_run.py --rollouts CONFIG [key=value ...]   # one engine: CPU seconds per turn, by part
 
-Wall-clock says little on a machine that others use: CPU seconds do. `--rollouts` plays members' evaluations as a worker
-does, watches the stack of its thread, and tells our loop, the tokenizer, the environment and vLLM's front apart; what
-vLLM's other processes take is counted whole, spinning included.
+Wall-clock time says little on a shared machine; CPU seconds do. `--rollouts` plays members' evaluations as a worker
+does, samples the stack of its thread, and separates our loop, the tokenizer, the environment and vLLM's front. The CPU
+seconds of vLLM's other processes count whole, including busy waiting.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from phases import phases
 from sampled import command, cpu_seconds, descendants, watched
 
 from hpc_es import envs
-from hpc_es.analysis.text_table import TextTable
+from hpc_es.analysis.statistics.text_table import TextTable
 from hpc_es.config import load
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
@@ -41,7 +41,7 @@ FRONT = "worker: loop, vLLM's front"
 
 
 def role(text: str) -> str:
-    """Of a process of a local run, by its command line."""
+    """Role of a process of a local run, by its command line."""
     for part, name in (
         ("VLLM::EngineCore", "vLLM's engine"),
         ("VLLM::Worker", "vLLM's worker"),
@@ -57,7 +57,7 @@ def role(text: str) -> str:
 
 def table_of_phases(root: Path) -> str:
     rows = phases(root)
-    foot = "Workers' rows are means over workers; the head's are beside theirs."
+    foot = "Workers' rows are means over workers; the head works at the same time."
     return TextTable(
         ("process", "phase", "seconds"),
         [(r.process, r.phase, "unknown" if math.isnan(r.seconds) else f"{r.seconds:.1f}") for r in rows],
@@ -70,7 +70,7 @@ def table_of_phases(root: Path) -> str:
 
 
 def run_and_look(arguments: list[str]) -> dict[int, list[tuple[float, float, str]]]:
-    """Run it; (time, CPU seconds so far, role) of each of its processes, at every look. Errors: SystemExit."""
+    """Run a configuration. Returns (time, CPU seconds, role) of each process at intervals. Errors: SystemExit."""
     looks: dict[int, list[tuple[float, float, str]]] = defaultdict(list)
     with subprocess.Popen([sys.executable, "-m", "hpc_es", "run", *arguments]) as run:
         while run.poll() is None:
@@ -83,7 +83,7 @@ def run_and_look(arguments: list[str]) -> dict[int, list[tuple[float, float, str
 
 
 def table_of_cpu(looks: Mapping[int, list[tuple[float, float, str]]], root: Path) -> str:
-    """CPU seconds by role, before the first lease, up to the last result, and after it."""
+    """Table of CPU seconds by role, before the first lease, up to the last result, and after it."""
     evaluations = read(RunPaths(root).hdf5).evaluations
     marks = (float(evaluations["time_leased"].min()), float(evaluations["time_received"].max()))
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
@@ -100,7 +100,7 @@ def table_of_cpu(looks: Mapping[int, list[tuple[float, float, str]]], root: Path
 
 
 def _last_role(seen: list[tuple[float, float, str]]) -> str:
-    """Processes of vLLM name themselves only once they have imported what they need."""
+    """Roles by process id. Processes of vLLM set their names only after their imports, so the last name counts."""
     named = [name for _, _, name in seen if name != role("")]
     return named[-1] if named else role("")
 
@@ -169,7 +169,7 @@ def by_size(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("target", help="a run folder, or with --run and --rollouts a configuration")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for `hpc-es run`; may be left out")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="overrides as for `hpc-es run`")
     parser.add_argument("--run", action="store_true")
     parser.add_argument("--rollouts", action="store_true")
     parser.add_argument("--evaluations", type=int, default=6)
@@ -178,7 +178,7 @@ def main() -> None:
     if not (arguments.run or arguments.rollouts):
         try:
             print(table_of_phases(Path(arguments.target)))
-        except HpcEsError as error:  # a folder that is no run, say
+        except HpcEsError as error:  # for example, the folder is not a run
             raise SystemExit(f"error: {error}") from error
         return
     config = load(Path(arguments.target), arguments.overrides).config

@@ -1,15 +1,15 @@
-"""Tokens a second of the agent loop against loops in lock-step, side by side on one engine.
+"""Tokens per second of the agent loop compared with lock-step loops, side by side on one engine.
 
     python tools/bench/rollout.py [--engine vllm] [--episodes 48] [--at-once 16] [--rounds 3] [--serial]
 
-Every episode has 15 turns, every step of the environment takes 50 ms, and answers are as uneven as those of agents
-are: each token ends the answer with the same probability (`--mean-tokens`, at most `--max-tokens`). All loops play the
-same episodes with the same seeds, `--at-once` of them, and so generate the same tokens. In lock-step a batch of
-episodes waits for the longest answer of the turn and then for its environments, which take their steps at the same
-time, or with --serial also one after the other, as a plain loop over environments has it; the next batch begins when
-the last one has ended.
+Every episode has 15 turns, every step of the environment takes 50 ms, and answers are as uneven as those of real
+agents: each token ends the answer with the same probability (`--mean-tokens`, at most `--max-tokens`). All loops play
+the same episodes with the same seeds, `--at-once` at a time, and so generate the same tokens. In lock-step, a batch of
+episodes waits for the longest answer of the turn and then for its environments, which step in parallel, or with
+--serial also one after the other, like a plain loop over environments. The next batch begins when the last one has
+ended.
 
-Rounds take turns on the machine; what counts is the median over the rounds of the ratio within a round.
+Rounds of the loops take turns; the result is the median over the rounds of the ratio within a round.
 """
 
 import argparse
@@ -32,13 +32,13 @@ from hpc_es.worker.rollout import Player, episode_seeds
 TURNS = 15
 STEP_S = 0.05
 VOCABULARY = 320
-"""Of the tiny Llama, whose answers are nearly uniform over it at temperature 1."""
+"""Size of the tiny Llama's vocabulary. At temperature 1 its answers are nearly uniform over it."""
 GOAL = 1.5
 OURS = "this loop"
 
 
 class Waits(Env):
-    """Says where it is, and takes its time."""
+    """An environment whose steps take STEP_S seconds."""
 
     num_tasks = 10**6
 
@@ -57,7 +57,7 @@ class Waits(Env):
 
 
 async def lock_step(player: Player, assignment: Assignment, *, serial: bool) -> int:
-    """All episodes, batch by batch and turn by turn; returns the tokens that were generated."""
+    """Play all episodes, batch by batch and turn by turn. Returns the number of generated tokens."""
     at_once = player.config.engine.max_concurrent
     places = range(len(assignment.tasks))
     return sum([await _batch(player, assignment, places[k : k + at_once], serial) for k in places[::at_once]])
@@ -72,7 +72,7 @@ async def _batch(player: Player, assignment: Assignment, places: range, serial: 
             answers = await asyncio.gather(
                 *(
                     player.engine.generate(
-                        player.encode(observation.messages), sampling, seed=episode_seeds(assignment, place)(turn)
+                        _prompt(player, observation), sampling, seed=episode_seeds(assignment, place)(turn)
                     )
                     for place, observation in zip(places, shown, strict=True)
                 )
@@ -88,12 +88,18 @@ async def _batch(player: Player, assignment: Assignment, places: range, serial: 
     return tokens
 
 
+def _prompt(player: Player, observation: Observation) -> list[int]:
+    tokens = player.encode(observation.messages)
+    assert isinstance(tokens, list)  # text only, and no chat server
+    return tokens
+
+
 async def own_loop(player: Player, assignment: Assignment) -> int:
     return sum(episode.tokens_out for episode in await player.play(assignment))
 
 
 async def compare(player: Player, num_episodes: int, rounds: int, serial: bool) -> dict[str, list[float]]:
-    """Tokens a second of each loop in each round, after one that warms up."""
+    """Tokens per second of each loop in each round, after one round that warms up."""
     loops: dict[str, Callable[[Player, Assignment], Awaitable[int]]] = {
         OURS: own_loop,
         "lock-step": partial(lock_step, serial=False),
@@ -148,7 +154,7 @@ async def run(arguments: argparse.Namespace, model: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm")
-    parser.add_argument("--model", type=Path, help="default: a tiny Llama, written for the occasion")
+    parser.add_argument("--model", type=Path, help="model folder; default: a tiny Llama that is made for this run")
     parser.add_argument("--episodes", type=int, default=48)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--serial", action="store_true")

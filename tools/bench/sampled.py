@@ -1,7 +1,7 @@
-"""Where CPU seconds go: of processes, by Linux's own counts; within this process, by looking at one thread's stack.
+"""Counts CPU seconds: of processes as Linux counts them, and within this process by sampling one thread's stack.
 
-Invariant: every CPU second of the thread that is watched is in exactly one account: that of the innermost frame of a
-package that we tell apart, so what the standard library does counts for whoever called it.
+Invariant: every CPU second of the watched thread is in exactly one account, that of the innermost frame of a known
+package. What the standard library does therefore counts for its caller.
 """
 
 import os
@@ -24,12 +24,12 @@ PACKAGES = {
     "tokenizers/": "tokenizer",
     "zmq/": "vLLM's front",
 }
-"""Part of a file's path -> account; the first that occurs counts."""
+"""Account by part of a file's path; the first match counts."""
 OTHER = "event loop and the rest"
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all threads, ended ones too; 0 once it is gone."""
+    """User and system time of all threads of a process, including ended ones; 0 once it is gone."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -38,7 +38,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Processes below `pid`, at any depth."""
+    """Process ids of all descendants of `pid`."""
     parents: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -55,7 +55,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def command(pid: int) -> str:
-    """Its command line; empty once it is gone."""
+    """Command line of a process; empty once it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -63,7 +63,7 @@ def command(pid: int) -> str:
 
 
 def account_of(frame: FrameType | None) -> str:
-    """Of the innermost frame that belongs to a package that we tell apart."""
+    """Account of the innermost frame that belongs to a known package."""
     while frame is not None:
         path = frame.f_code.co_filename
         for part, account in PACKAGES.items():
@@ -75,7 +75,7 @@ def account_of(frame: FrameType | None) -> str:
 
 @contextmanager
 def watched(accounts: dict[str, float]) -> Iterator[None]:
-    """Adds the CPU seconds of the calling thread, while inside, to accounts."""
+    """Add the CPU seconds of the calling thread inside the `with` block to `accounts`."""
     thread, ended = threading.get_ident(), threading.Event()
     clock = time.pthread_getcpuclockid(thread)
 

@@ -1,17 +1,17 @@
-"""The journal and run.h5, against what is usually written in their place, and against the disk.
+"""The journal and run.h5, compared with what is usually written instead, and with the disk.
 
     python tools/bench/store.py [--updates 1000] [--rounds 50] [--folder FOLDER] [--json]
 
-A made-up run with N = 64 and T = 16: 1000 updates are 64,000 evaluations and 1,024,000 episodes.
+A synthetic run with N = 64 and T = 16: 1000 updates are 64,000 evaluations and 1,024,000 episodes.
 
-- "journal, one result": append and fsync, as when results come one by one. Usual: a row into SQLite, committed
-  (synchronous=FULL). Limit: write and fsync of as many bytes to a plain file. All three take turns.
-- "journal, 256 results": the largest group that one fsync makes durable, likewise.
-- "run.h5, flush of a cohort": 64 results and the update, into a file of all updates but the last ones. Usual: h5py,
-  one compound row appended after the other, to an empty file. Limit: the same bytes, written and synced.
-- "run.h5, built anew": from the journal. Limit: reading the journal's records alone.
-- "run.h5, read": all episodes as a DataFrame. Usual: the same table as JSON lines, by pandas, on a tenth of the rows,
-  times ten. Limit: reading the file's bytes.
+- "journal, 1 result": append and fsync, as when results arrive one by one. usual: a row into SQLite, committed
+  (synchronous=FULL). limit: write and fsync of as many bytes to a plain file. All three take turns.
+- "journal, 256 results": the same with the largest group that one fsync makes durable.
+- "run.h5, flush of a cohort": 64 results and the update, into a file of all updates but the last ones. usual: h5py,
+  one compound row appended after the other, to an empty file. limit: the same bytes, written and synced.
+- "run.h5, rebuilt": from the journal. limit: reading the journal's records alone.
+- "run.h5, read": all episodes as a DataFrame. usual: the same table as JSON lines, by pandas, on a tenth of the rows,
+  times ten. limit: reading the file's bytes.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import h5py
 import msgspec
 import numpy as np
 import pandas as pd
-from rows import Row, alternate, arguments, show
+from harness import Row, alternate, arguments, show
 
 from hpc_es.paths import RunPaths
 from hpc_es.records import Assignment, Candidate, Commit, Consumed, Episode, EvalId, Member, Result, Seeds, Term
@@ -63,7 +63,7 @@ def measure(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
 
 
 def durable(folder: Path, size: int, rounds: int) -> Row:
-    """`size` results made durable by one fsync."""
+    """Measure `size` results made durable by one fsync."""
     folder.mkdir()
     paths, results = RunPaths(folder), [reported(0, slot % NUM_MEMBERS, random.Random(slot)) for slot in range(size)]
     writer = JournalWriter.create(paths, started)
@@ -86,10 +86,12 @@ def durable(folder: Path, size: int, rounds: int) -> Row:
     ours()
     num_bytes = writer.size - before
     seconds = alternate({"ours": ours, "usual": usual, "disk": lambda: synced(plain, num_bytes)}, rounds)
-    writer.close(), database.close(), plain.close()
+    writer.close()
+    database.close()
+    plain.close()
     what = f"journal, {size} result{'s' * (size > 1)} durable"
-    milliseconds = [1e3 * seconds[way] for way in ("ours", "usual", "disk")]
-    return Row(what, "ms", *milliseconds, note="usual: SQLite; limit: the disk's write and fsync")
+    ours_ms, usual_ms, disk_ms = (1e3 * seconds[way] for way in ("ours", "usual", "disk"))
+    return Row(what, "ms", ours_ms, usual_ms, disk_ms, note="usual: SQLite; limit: the disk's write and fsync")
 
 
 def synced(file: FileIO, num_bytes: int) -> None:
@@ -98,7 +100,7 @@ def synced(file: FileIO, num_bytes: int) -> None:
 
 
 def flush(paths: RunPaths, num_updates: int) -> Row:
-    """Leaves a run folder with journal and run.h5."""
+    """Measure flushes of run.h5. Leaves a run folder with journal and run.h5."""
     paths.root.mkdir()
     writer, tables = JournalWriter.create(paths, started), Hdf5Writer(paths)
     tables.add(started(1, 0))
@@ -124,7 +126,7 @@ def flush(paths: RunPaths, num_updates: int) -> Row:
 
 
 def usual_append(path: Path, num_rows: int) -> None:
-    """One compound row after the other, as loggers do that append whatever comes."""
+    """Append one compound row after the other, as simple loggers do."""
     kind = np.dtype([(f"column{column}", np.float64) for column in range(15)])
     with h5py.File(path, "w") as file:
         table = file.create_dataset("episodes", (0,), kind, maxshape=(None,), chunks=(1024,))
@@ -138,7 +140,7 @@ def build(paths: RunPaths) -> Row:
     num_rows = len(read(paths.hdf5).episodes)
     paths.hdf5.unlink()
     ours = elapsed(lambda: rebuild(paths.root))
-    return Row(f"run.h5, built anew ({num_rows:,} episodes)", "s", ours, limit=limit, note="limit: the journal read")
+    return Row(f"run.h5, rebuilt ({num_rows:,} episodes)", "s", ours, limit=limit, note="limit: the journal read")
 
 
 def reading(paths: RunPaths) -> Iterator[Row]:
@@ -166,7 +168,7 @@ def elapsed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-# --- the made-up run ----------------------------------------------------------------------------------------------
+# --- the synthetic run --------------------------------------------------------------------------------------------
 
 
 def started(generation: int, sealed: int) -> journal.Started:
@@ -175,7 +177,7 @@ def started(generation: int, sealed: int) -> journal.Started:
 
 
 def update(version: int) -> Iterator[journal.AnyRecord]:
-    """Everything from the plan at a version until the digest of the next."""
+    """All records from the plan at a version until the digest of the next."""
     generator, now = random.Random(version), 1e9 + 10 * version
     members = [Member(generator.getrandbits(64), 1, 1e-3) for _ in range(NUM_MEMBERS)]
     ids = [EvalId(version, slot) for slot in range(NUM_MEMBERS)]

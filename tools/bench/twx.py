@@ -1,4 +1,4 @@
-"""What TextWorldExpress costs: its start, its memory, and a step, with many episodes at once in one Java.
+"""Cost of TextWorldExpress: its start, its memory, and a step, with many episodes at once in one Java process.
 
 python tools/bench/twx.py [game] [episodes at once] [rounds]
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpc_es import envs
 from hpc_es.envs import twx_jvm
+from hpc_es.envs.base import Observation
 
 GAME = sys.argv[1] if len(sys.argv) > 1 else "coin"
 AT_ONCE = int(sys.argv[2]) if len(sys.argv) > 2 else 64
@@ -24,9 +25,10 @@ def resident_mib() -> float:
 
 
 def play(task: int, seconds: list[float]) -> None:
-    """One episode of random actions."""
+    """Play one episode of random actions."""
     env = envs.make("twx", game=GAME)
-    shown, rng = env.reset(task), random.Random(task)
+    rng = random.Random(task)
+    shown: Observation | None = env.reset(task)
     while shown is not None:
         assert shown.choices is not None
         began = time.monotonic()
@@ -39,7 +41,7 @@ def main() -> None:
     began = time.monotonic()
     first = envs.make("twx", game=GAME)
     first.reset(0)
-    print(f"{GAME}: from nothing to the first prompt {time.monotonic() - began:.2f} s, {resident_mib():.0f} MiB")
+    print(f"{GAME}: from start to the first prompt {time.monotonic() - began:.2f} s, {resident_mib():.0f} MiB")
     for number in range(ROUNDS):
         began, seconds = time.monotonic(), list[float]()
         tasks = [(number * AT_ONCE + place) % first.num_tasks for place in range(AT_ONCE)]

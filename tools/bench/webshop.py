@@ -1,9 +1,9 @@
-"""What a large catalogue of WebShop costs: indexing it once per node, the start of a process, its memory, a search.
+"""Cost of a large WebShop catalogue: indexing it once per node, the start of a process, its memory, and a search.
 
     python tools/bench/webshop.py DATA_DIR [products]
 
-The catalogue is DATA_DIR's products again and again under new ASINs (default: 100,000), so its words are fewer than
-those of as many real products. Each step runs in a process of its own, as workers do.
+The catalogue repeats DATA_DIR's products under new ASINs (100,000 by default), so it has fewer words than as many real
+products would. Each step runs in a process of its own, as in workers.
 """
 
 import gzip

@@ -1,5 +1,7 @@
-"""Weights to bench on: a model folder of the user's, or random weights in the shapes of SmolLM2-135M; and the usual way
-of adding noise to them in PyTorch. noise.py and update.py bench on both."""
+"""The model that noise.py and update.py measure on, and the usual way of adding noise to it in PyTorch.
+
+The weights come from a given model folder, or are random in the shapes of SmolLM2-135M.
+"""
 
 import argparse
 import json
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rows import Clock
+from harness import Clock
 
 from hpc_es.noise import kernels, threads
 from hpc_es.params import Arena
@@ -20,15 +22,19 @@ from hpc_es.params.weights import Spec, write
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, rounds: int) -> None:
-    parser.add_argument("model", nargs="?", type=Path, help="Hugging Face folder; default: random weights")
-    parser.add_argument("--layers", type=int, default=4, help="of the random weights; the real model has 30")
+    parser.add_argument("model", nargs="?", type=Path, help="model folder of Hugging Face; default: random weights")
+    parser.add_argument(
+        "--layers", type=int, default=4, help="number of layers of the random model; the real one has 30"
+    )
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--cpu-time", action="store_true", help="CPU seconds / threads in place of wall-clock time")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count CPU seconds divided by threads instead of wall-clock time"
+    )
 
 
 def prepare(options: argparse.Namespace) -> Arena:
-    """The arena of the weights; the pools of threads, ours and torch's, are as large as was asked for."""
+    """Load the weights into an arena, and size the thread pools, ours and torch's, as the options say."""
     torch.set_num_threads(options.threads)
     threads.start(options.threads)
     if not kernels().__name__.endswith("cpu"):  # type: ignore[attr-defined]
@@ -44,7 +50,7 @@ def clock_of(options: argparse.Namespace) -> Clock:
 
 
 def random_model(folder: Path, num_layers: int = 30) -> Path:
-    """A folder with random weights in the shapes of SmolLM2-135M, or of so many of its layers."""
+    """Write a folder with random weights in the shapes of the first layers of SmolLM2-135M."""
     shapes = dict(_shapes(num_layers))
     (folder / "config.json").write_text(
         json.dumps({"model_type": "llama", "tie_word_embeddings": True}), encoding="utf-8"
@@ -59,24 +65,24 @@ def random_model(folder: Path, num_layers: int = 30) -> Path:
 
 
 def live_model(arena: Arena, dtype: str) -> dict[str, torch.Tensor]:
-    """The arena's tensors as a model holds them; dtype as torch names it."""
+    """Copy the arena's tensors as a model holds them. `dtype` is torch's name."""
     return {name: torch.from_numpy(arena.tensor(name)).to(getattr(torch, dtype)) for name in arena.names}
 
 
 def bits(tensor: torch.Tensor) -> np.ndarray:
-    """The tensor's own memory; bfloat16 as uint16."""
+    """View a tensor's memory as numpy; bfloat16 becomes uint16."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def usual_perturb(model: dict[str, torch.Tensor], seed: int, sigma: float) -> None:
-    """Per tensor: seed a torch.Generator, draw randn of the tensor's shape in the model's dtype, add_."""
+    """Perturb per tensor: seed a torch.Generator, draw randn of its shape in the model's dtype, add_."""
     for tensor in model.values():
         generator = torch.Generator().manual_seed(seed)
         tensor.add_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype), alpha=sigma)
 
 
 def usual_update(model: dict[str, torch.Tensor], seeds: Sequence[int], coefficients: Sequence[float]) -> None:
-    """Per tensor: the sum of all members' noise in an fp32 buffer, then add_."""
+    """Update per tensor: sum all members' noise in an fp32 buffer, then add_."""
     for tensor in model.values():
         total = torch.zeros(tensor.shape, dtype=torch.float32)
         for seed, coefficient in zip(seeds, coefficients, strict=True):

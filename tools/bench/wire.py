@@ -1,16 +1,16 @@
-"""Bytes on the wire per worker: what a commit costs, whatever the model's size, and what else is said.
+"""Bytes on the wire per worker: a commit, whose cost does not depend on the model's size, and all other messages.
 
     python tools/bench/wire.py [--workers 3] [--commits 20] [--population 30] [--tasks 16] [--json]
 
-A head and its workers, each a process of its own, over loopback, with the real sockets: ZeroMQ under CURVE, the torch
-store, Gloo. Counted is what the kernel's TCP says of all sockets of a worker (TCP_INFO: payload received, and sent and
-acknowledged), so frames, nonces and authentication codes, acknowledgements of Gloo and the store's own talk are in it;
-headers of TCP and IP are not: the rows with headers add 66 bytes (Ethernet, IP, TCP with timestamps) for each of the
-segments that the kernel counted, which here are those of loopback.
+A head and its workers, each in a process of its own, over loopback, with the real sockets: ZeroMQ under CURVE, the
+torch store, Gloo. The kernel's TCP counts the bytes of all sockets of a worker (TCP_INFO: payload received, and sent
+and acknowledged), so frames, nonces and authentication codes, acknowledgements of Gloo and the store's messages are
+included. Headers of TCP and IP are not: the rows with headers add 66 bytes (Ethernet, IP, TCP with timestamps) for each
+of the segments that the kernel counted, which here are those of loopback.
 
 "commit": announcement and update record of `--population` members, by broadcast in an epoch or on the control plane,
 for three kinds of populations. Bytes that a worker passes on to others in the broadcast's tree count at both of them.
-Left out: the pings of ZeroMQ itself, every five seconds, and at a join the short talk with the torch store.
+Not counted: ZeroMQ's own pings every five seconds, and at a join the short exchange with the torch store.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ from threading import Thread
 from typing import Any
 
 import numpy as np
-from rows import Row, arguments, show
+from harness import Row, arguments, show
 
 from hpc_es.config.schema import TransportConfig
 from hpc_es.head.crew import Crew
@@ -87,7 +87,7 @@ def commit_rows(wire: "Wire", where: str, population: int, num_commits: int) -> 
 
 
 def other_rows(wire: "Wire", num_tasks: int) -> list[Row]:
-    """One message of each kind, by the mean of ten."""
+    """Bytes of one message of each kind, as the mean of ten."""
     episodes = tuple(Episode(task, 0.5, False, 3, 0, 120, 48, 1.25, 0.003, "terminated") for task in range(num_tasks))
     eval_id = EvalId(100, 7)
     report = m.Report("local-0.0123abcd", Result(eval_id, 0.5, episodes, 2**63, 1.5, 0.25, 30.5), 32.0, 0.0)
@@ -114,7 +114,7 @@ def other_rows(wire: "Wire", num_tasks: int) -> list[Row]:
 
 @dataclass(frozen=True)
 class Spent:
-    """Mean over the workers."""
+    """Mean of bytes and segments over the workers."""
 
     received: float
     sent: float
@@ -151,7 +151,7 @@ class Wire:
         self.server.close()
 
     def spent(self, work: Callable[[], None], times: int) -> Spent:
-        """By one of `times` equal things that `work` does."""
+        """Bytes and segments per repetition, if `work` does the same thing `times` times."""
         before = self._counts()
         work()
         after = self._counts()
@@ -218,12 +218,12 @@ def ask(pipe: Connection, what: str, argument: Any) -> Any:
 
 
 def serve(pipe: Connection, paths: RunPaths, name: str) -> None:
-    """Hears the head as the real worker does, and answers the bench."""
+    """Listen to the head as a real worker does, and answer the benchmark."""
     inbox: SimpleQueue[Any] = SimpleQueue()
     client = HeadClient(
         paths,
         name,
-        heartbeat_s=3600.0,  # heartbeats are counted by themselves
+        heartbeat_s=3600.0,  # heartbeats are counted separately
         head_timeout_s=3600.0,
         make_hello=lambda generation: hello(name),
         make_heartbeat=lambda: m.Heartbeat(name),
@@ -261,7 +261,7 @@ def listen(name: str, client: HeadClient, inbox: "SimpleQueue[Any]", versions: "
 
 
 def tcp_counts() -> tuple[int, int, int]:
-    """(bytes received, bytes sent and acknowledged, segments) of all TCP sockets of this process, Gloo's included."""
+    """Bytes received, bytes sent and acknowledged, and segments of all TCP sockets of this process, Gloo's included."""
     received = sent = segments = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -278,7 +278,7 @@ def tcp_counts() -> tuple[int, int, int]:
     return received, sent, segments
 
 
-# --- what is said ------------------------------------------------------------------------------------------------
+# --- messages ----------------------------------------------------------------------------------------------------
 
 
 def hello(name: str) -> m.Hello:

@@ -81,10 +81,10 @@ def write_results(folder: Path, num_seeds: int) -> str:
     """Tables (Markdown, CSV) and figures of all finished runs; returns the Markdown."""
     import pandas as pd
 
-    from hpc_es.analysis.csv_files import write_frame
-    from hpc_es.analysis.figures.episodes import brackets
     from hpc_es.analysis.figures.plots import plot_learning_curve, save_png
     from hpc_es.analysis.statistics import conditions
+    from hpc_es.analysis.statistics.csv_files import write_frame
+    from hpc_es.analysis.statistics.episodes import brackets
     from hpc_es.store import read
 
     runs = [read(job.folder / job.name) for job in jobs(folder, num_seeds)]

@@ -1,115 +1,17 @@
-"""What k attempts at a task are worth: pass@k, mean@k and max@k, estimated without bias from n >= k repeats.
+"""Figure of what k attempts at a task are worth: pass@k and max@k over k."""
 
-Invariant: every estimate is the exact mean over all ways to choose k of a task's n repeats, so that it does not depend
-on their order; the task is the unit of the interval. Values are arrays [tasks, repeats].
-
-mean@k of success is pass@1, whatever k is.
-"""
-
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpc_es.analysis.figures.canvas import colour, from_zero, legend_below, panels, percent, title
-from hpc_es.analysis.statistics.held_out import Ceiling, at_most, by_repeat, ceiling, episodes
-from hpc_es.analysis.statistics.intervals import Interval, bootstrap_mean
+from hpc_es.analysis.statistics.at_k import KS, at_k
+from hpc_es.analysis.statistics.held_out import Ceiling, at_most, ceiling
 from hpc_es.analysis.statistics.runs import Runs, labelled
-from hpc_es.errors import ConfigError, NothingToShow
-from hpc_es.store import Run
+from hpc_es.errors import NothingToShow
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import ArrayLike
-
-    Array = np.ndarray[Any, np.dtype[Any]]
-
-KS = (1, 2, 4, 8, 16, 32)
-"""Values of k in a curve, as far as there are repeats."""
-
-
-@dataclass(frozen=True)
-class AtK:
-    """The mean over tasks, and its 95 % interval over tasks."""
-
-    k: int
-    mean: float
-    interval: Interval
-
-
-Estimator = Callable[["ArrayLike", int], AtK]
-
-
-def pass_at_k(successes: "ArrayLike", k: int) -> AtK:
-    """Share of tasks of which at least one of k attempts succeeds: 1 - C(n-c, k) / C(n, k) for c successes among n
-    (Chen et al., 2021). Successes are bool, or 0 and 1. Errors: ConfigError with fewer than k repeats."""
-    import numpy as np
-
-    return max_at_k(np.asarray(successes) > 0, k)  # the best of k is 1 exactly when one of them is
-
-
-def mean_at_k(values: "ArrayLike", k: int) -> AtK:
-    """Mean of k attempts: the mean of all n, whatever k is. Errors: ConfigError with fewer than k repeats."""
-    array = _repeats(values, k)
-    return AtK(k, float(array.mean()), bootstrap_mean(array))
-
-
-def max_at_k(rewards: "ArrayLike", k: int) -> AtK:
-    """Best of k attempts: the i-th smallest of n rewards is the largest of C(i-1, k-1) among the C(n, k) choices.
-
-    Errors: ConfigError with fewer than k repeats.
-    """
-    import numpy as np
-
-    array = _repeats(rewards, k)
-    num_repeats = array.shape[1]
-    choices = math.comb(num_repeats, k)
-    weights = np.array([math.comb(rank, k - 1) / choices for rank in range(num_repeats)])  # Python divides exactly
-    means = np.sort(array, axis=1) @ weights
-    return AtK(k, float(means.mean()), bootstrap_mean(means))
-
-
-def curve(estimator: Estimator, values: "ArrayLike") -> tuple[AtK, ...]:
-    """The estimate at each k of KS that there are repeats for."""
-    num_repeats = _repeats(values, 1).shape[1]
-    return tuple(estimator(values, k) for k in KS if k <= num_repeats)
-
-
-# --- of runs -----------------------------------------------------------------------------------------------------
-
-_CURVES: tuple[tuple[str, str, Estimator], ...] = (
-    ("pass@k", "success", pass_at_k),
-    ("mean@k", "success", mean_at_k),
-    ("max@k", "reward", max_at_k),
-    ("mean@k", "reward", mean_at_k),
-)
-"""Name, of what, and how."""
-
-
-def at_k(run: Run, version: int | None = None) -> "pd.DataFrame":
-    """pass@k and mean@k of success, max@k and mean@k of reward, of a version whose tasks were played repeatedly.
-
-    By the run's own protocol (tasks, decoding) where that has repeats, else by that of the last version with repeats.
-    version None: of the first and the last such version.
-    Columns: source, version, protocol, num_tasks, num_repeats, name, of, k, mean, low, high.
-    Errors: NothingToShow, with which versions there are.
-    """
-    import pandas as pd
-
-    frames = []
-    for row in _repeated(run, version).itertuples():
-        played = episodes(run, int(str(row.version)), str(row.source))
-        facts: dict[str, Any] = {"source": row.source, "version": row.version, "protocol": row.protocol}
-        for name, of, estimator in _CURVES:
-            values = by_repeat(played, of)
-            facts |= {"num_tasks": values.shape[0], "num_repeats": values.shape[1], "name": name, "of": of}
-            points = [(point.k, point.mean, *point.interval) for point in curve(estimator, values)]
-            table = pd.DataFrame(points, columns=["k", "mean", "low", "high"])
-            frames.append(table.assign(**facts)[[*facts, *table.columns]])
-    return pd.concat(frames, ignore_index=True)
 
 
 def plot_at_k(runs: Runs, version: int | None = None) -> "Figure":
@@ -156,35 +58,3 @@ def _draw(axes: "Axes", table: "pd.DataFrame", name: str, label: str, tint: str)
         axes.plot(best["k"], best["mean"], f"o{style}", color=tint, markersize=4, label=text)
         axes.fill_between(best["k"], best["low"], best["high"], color=tint, alpha=0.15 if version == last else 0.07)
         axes.plot(mean["k"], mean["mean"], ":", color=tint, linewidth=0.9)
-
-
-def _repeated(run: Run, version: int | None) -> "pd.DataFrame":
-    """Rows of `run.evals` with repeats by one protocol, one for each version: that with most. Errors: NothingToShow."""
-    evals = run.evals[(run.evals["num_tasks"] > 0) & (run.evals["num_repeats"] > 1).fillna(False)]
-    if evals.empty:
-        raise NothingToShow("no version has played its held-out tasks more than once (eval.repeats)")
-    rows = evals if version is None else evals[evals["version"] == version]
-    if rows.empty:
-        known = ", ".join(str(known) for known in sorted(set(evals["version"])))
-        raise NothingToShow(f"version {version} has not played its held-out tasks more than once, only {known}")
-    rows = rows.sort_values(["version", "num_repeats", "num_tasks", "time"])
-    own, protocols = rows[~rows["other_protocol"]], rows["protocol_digest"].fillna(0)
-    rows = rows[protocols == protocols.iloc[-1]] if own.empty else own
-    return rows.drop_duplicates("version", keep="last").iloc[[0, -1]].drop_duplicates("version")
-
-
-def _repeats(values: "ArrayLike", k: int) -> "Array":
-    """[tasks, repeats]. Errors: ConfigError."""
-    import numpy as np
-
-    array = np.asarray(values, float)
-    if array.ndim != 2 or array.size == 0:
-        raise ConfigError(f"values of the shape {array.shape} must be [tasks, repeats], at least one of each")
-    if k < 1:
-        raise ConfigError(f"k={k} attempts are none: k must be at least 1")
-    if k > array.shape[1]:
-        raise ConfigError(
-            f"k={k} attempts need at least {k} repeats of every task, there are {array.shape[1]}: eval.repeats={k} "
-            "plays so many"
-        )
-    return array

@@ -1,7 +1,7 @@
-"""Learning curves: fitness of the cohorts and evaluations of the unperturbed policy, over updates or over cost.
+"""Figures of learning: fitness of cohorts and evaluations of the policy, over updates or cost, and final results.
 
-Invariant: runs of one condition are drawn as their mean with its standard deviation, and never as one lucky run; a
-single run shows the standard error of its evaluations over the tasks.
+Invariant: the runs of a condition are drawn as their mean with its standard deviation, never as one lucky run. A single
+run shows the standard error of its evaluations over the tasks.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpc_es.analysis.figures.canvas import MUTED, colour, legend_below, panels, percent, thousands, title, whole_numbers
-from hpc_es.analysis.statistics.conditions import table
+from hpc_es.analysis.statistics.conditions import outcomes, table
 from hpc_es.analysis.statistics.held_out import Ceiling, at_most, ceiling
 from hpc_es.analysis.statistics.progress import (
     COSTS,
@@ -18,14 +18,15 @@ from hpc_es.analysis.statistics.progress import (
     Measure,
     check_cost,
     evaluated,
+    evaluated_with_costs,
+    mean_over_runs,
     measure_column,
     measure_of,
     progress,
     seconds_cost,
-    standard_errors,
 )
 from hpc_es.analysis.statistics.runs import Condition, Runs, conditions_of, is_staircase
-from hpc_es.analysis.text_table import mean_and_sd
+from hpc_es.analysis.statistics.text_table import mean_and_sd
 from hpc_es.errors import NothingToShow
 
 if TYPE_CHECKING:
@@ -37,10 +38,12 @@ AXIS_LABELS: dict[str, str] = {"success": "success on held-out tasks", "fitness"
 
 
 def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure | None = None) -> "Figure":
-    """Left: mean fitness of each cohort (thin) and its trailing mean over five updates (thick); of a staircase the raw
-    fitness alone, whose falls at the steps are what it is run for. Right: evaluations of the unperturbed policy, the
-    peak marked; `measure` None is success, or fitness where no task was ever solved.
-    Errors: ConfigError for an unknown x or measure; NothingToShow."""
+    """Plot the fitness of cohorts (left) and evaluations of the unperturbed policy with their peak (right).
+
+    Fitness is the mean of each cohort (thin) and its trailing mean over five updates (thick). For a staircase only the
+    raw fitness is shown, since its drops at the steps are the purpose of the run. `measure=None` means success, or
+    fitness if no task was ever solved. Errors: ConfigError for an unknown x or measure; NothingToShow.
+    """
     check_cost(x)
     conditions = conditions_of(runs)
     measure = measure or measure_of(run for condition in conditions for run in condition.runs)
@@ -65,8 +68,10 @@ def plot_learning_curve(runs: Runs, x: Cost = "updates", measure: Measure | None
 
 
 def plot_costs(runs: Runs, measure: Measure | None = None) -> "Figure":
-    """Evaluations of the unperturbed policy over members rolled out, tokens, GPU-seconds (worker-seconds where a run
-    has no GPU) and wall-clock: what a level cost. Errors: NothingToShow without evaluations."""
+    """Plot evaluations of the unperturbed policy over four costs: members rolled out, tokens, busy time and wall-clock.
+
+    Busy time is in GPU-seconds, or in worker-seconds if a run has no GPU. Errors: NothingToShow without evaluations.
+    """
     conditions = conditions_of(runs)
     measure = measure or measure_of(run for condition in conditions for run in condition.runs)
     if all(evaluated(run).empty for condition in conditions for run in condition.runs):
@@ -82,6 +87,30 @@ def plot_costs(runs: Runs, measure: Measure | None = None) -> "Figure":
     for row in rows:
         row[0].set_ylabel(_held_out_label(conditions, measure))
     legend_below(figure, rows[0][0], 4)
+    return figure
+
+
+def plot_finals(runs: Runs, measure: Measure | None = None) -> "Figure":
+    """Plot one row per condition: the final evaluation of each run, their mean and deviation, and theta_0.
+
+    `measure=None` means success, or fitness if no task was ever solved. Errors: NothingToShow without evaluations.
+    """
+    conditions = conditions_of(runs)
+    measure = measure or measure_of(run for condition in conditions for run in condition.runs)
+    per_run = outcomes(runs, measure).dropna(subset=["final"])
+    if per_run.empty:
+        raise NothingToShow("no policy has been evaluated on held-out tasks")
+    groups = list(per_run.groupby("condition", sort=False))
+    figure, ((axes,),) = panels(1, 1, width=7.5, height=0.8 + 0.34 * len(groups))
+    axes.axvline(groups[0][1]["final"].mean(), color=colour(0), linestyle="--", linewidth=1, alpha=0.6)
+    for row, (_, finals) in enumerate(groups):
+        _draw_condition(axes, row, finals, colour(row))
+    axes.set_yticks(range(len(groups)), [f"{label} ({len(finals)})" for label, finals in groups])
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel(f"{AXIS_LABELS[measure]}, final (number of runs in brackets)")
+    if measure == "success":
+        percent(axes, "x")
     return figure
 
 
@@ -101,21 +130,17 @@ def _draw_fitness(axes: "Axes", condition: Condition, x: Cost, tint: str) -> Non
     for frame in frames:
         thin = frame["fitness"] if len(frames) == 1 else frame[shown]
         axes.plot(frame[x], thin, color=tint, alpha=0.3, linewidth=0.9)
-    mean, deviation = _over_runs(frames, x, shown)
+    mean, deviation = mean_over_runs(frames, x, shown)
     axes.plot(mean[x], mean[shown], color=tint, linewidth=2)
     axes.fill_between(mean[x], mean[shown] - deviation, mean[shown] + deviation, color=tint, alpha=0.15)
 
 
 def _draw_evaluations(axes: "Axes", condition: Condition, x: Cost, measure: Measure, tint: str, label: str) -> None:
-    column, frames = measure_column(measure), []
-    for run in condition.runs:
-        frame = evaluated(run).merge(progress(run), on="version")
-        if not frame.empty:
-            frame["error"] = standard_errors(run, measure).reindex(frame["version"]).to_numpy()
-            frames.append(frame)
+    column = measure_column(measure)
+    frames = [frame for run in condition.runs if not (frame := evaluated_with_costs(run, measure)).empty]
     if not frames:
         return
-    mean, deviation = _over_runs(frames, x, column)
+    mean, deviation = mean_over_runs(frames, x, column)
     if len(frames) == 1:
         error = frames[0]["error"]
     else:
@@ -127,19 +152,17 @@ def _draw_evaluations(axes: "Axes", condition: Condition, x: Cost, measure: Meas
     axes.plot(best[x], best[column], "*", color=tint, markersize=13, markeredgecolor="white")
 
 
-def _over_runs(frames: "list[pd.DataFrame]", x: str, y: str) -> "tuple[pd.DataFrame, pd.Series[float]]":
-    """Mean of x and y at each version that all runs have reached, and the deviation of y (0 of a single run)."""
-    import pandas as pd
-
-    together = pd.concat(frames)
-    columns = list(dict.fromkeys(("version", x, y)))
-    groups = together[columns].astype(float).groupby(together["version"].to_numpy())
-    complete = groups.size() == len(frames)
-    return groups.mean()[complete], groups[y].std(ddof=1)[complete].fillna(0.0)
+def _draw_condition(axes: "Axes", row: int, finals: "pd.DataFrame", tint: str) -> None:
+    several = len(finals) > 1
+    error = finals["final"].std(ddof=1) if several else finals["standard_error"].iloc[0]
+    axes.plot(finals["start"].mean(), row, "o", markerfacecolor="none", markeredgecolor=MUTED, markersize=6)
+    if several:
+        axes.plot(finals["final"], [row + 0.16] * len(finals), "o", color=tint, alpha=0.45, markersize=3.5)
+    axes.errorbar(finals["final"].mean(), row, xerr=error, fmt="o", color=tint, markersize=6, capsize=3)
 
 
 def _legend(row: "dict[Hashable, Any]", measure: Measure) -> str:
-    """ "Sync: peak 24.5 ± 10.1 % at update 13, final 23.2 ± 9.8 % (3 runs)"."""
+    """Legend of a condition: "Sync: peak 24.5 ± 10.1 % at update 13, final 23.2 ± 9.8 % (3 runs)"."""
     if math.isnan(row["peak_mean"]):
         return str(row["condition"])
     scale, digits, unit = (100, 1, " %") if measure == "success" else (1, 4, "")
@@ -159,7 +182,7 @@ def _label_x(axes: "Axes", x: Cost) -> None:
 
 
 def _held_out_label(conditions: Sequence[Condition], measure: Measure) -> str:
-    """What the y axis is, and the ceiling of success where there is one below 1."""
+    """Label of the y axis, with the ceiling of success if it is below 1."""
     highest = at_most(_ceilings(conditions, measure))
     return AXIS_LABELS[measure] + (f"\n(dotted: the ceiling, {highest})" if highest else "")
 

@@ -1,14 +1,20 @@
-"""How stale the results were: lags of what was consumed and of what was refused, and cohorts against their schedule.
-
-Invariant: a lag is the one that the head counted at the commit (`evaluations.lag`); only members count, not the centre.
-"""
+"""Figures of staleness: lags of consumed and refused members, and cohorts compared with their schedule."""
 
 from typing import TYPE_CHECKING, Any
 
-from hpc_es.analysis.figures.canvas import FATES, MUTED, lag_colours, legend, legend_below, panels, title, whole_numbers
+from hpc_es.analysis.figures.canvas import (
+    FATE_COLOURS,
+    MUTED,
+    lag_colours,
+    legend,
+    legend_below,
+    panels,
+    title,
+    whole_numbers,
+)
+from hpc_es.analysis.statistics.lags import composition, deviating_updates, lag_counts, members_with_lag, prescribed
 from hpc_es.analysis.statistics.runs import Runs, labelled
-from hpc_es.config.load import from_record
-from hpc_es.errors import ConfigError, NothingToShow
+from hpc_es.errors import NothingToShow
 from hpc_es.store import Run
 
 if TYPE_CHECKING:
@@ -18,56 +24,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def lag_counts(run: Run) -> "pd.DataFrame":
-    """Members by lag: index lag, columns accepted and discarded."""
-    import pandas as pd
-
-    members = _members_with_lag(run)
-    counts = pd.crosstab(members["lag"].astype(int), members["status"])
-    return counts.reindex(columns=["accepted", "discarded"], fill_value=0).rename_axis(columns=None)
-
-
-def composition(run: Run) -> "pd.DataFrame":
-    """What cohorts were made of: index update, one column per lag, numbers of accepted members."""
-    import pandas as pd
-
-    members = _members_with_lag(run)
-    members = members[members["status"] == "accepted"]
-    update = (members["consumed_version"].astype(int) + 1).rename("update")
-    return pd.crosstab(update, members["lag"].astype(int).rename("lag"))
-
-
-def prescribed(run: Run) -> "pd.DataFrame | None":
-    """What the schedule asks of the cohorts committed so far, in the form of `composition`; None where it asks nothing
-    (natural), or where another hpc_es wrote the configuration."""
-    import pandas as pd
-
-    from hpc_es import methods
-    from hpc_es.staleness import Composed
-
-    try:
-        schedule = methods.make(from_record(str(run.attrs["config"]))).schedule()
-    except ConfigError:
-        return None
-    if not isinstance(schedule, Composed):
-        return None
-    updates = run.updates["version"].astype(int).tolist()
-    rows = pd.DataFrame([schedule.composition(update) for update in updates], index=pd.Index(updates, name="update"))
-    return rows.fillna(0).astype(int).sort_index(axis=1).rename_axis(columns="lag")
-
-
-def deviating_updates(run: Run) -> list[int]:
-    """Updates whose cohort is not what the schedule asks; none for a schedule that asks nothing."""
-    wanted = prescribed(run)
-    if wanted is None:
-        return []
-    found, wanted = composition(run).align(wanted, fill_value=0)
-    return [int(update) for update in found.index[(found != wanted).any(axis=1)]]
-
-
 def plot_lags(runs: Runs) -> "Figure":
-    """Per run: members by lag, consumed and refused (left); mean and largest lag of each cohort, and members refused
-    since the one before (right). Errors: NothingToShow before the first commit."""
+    """Plot for each run the lags of consumed and refused members.
+
+    Left: number of members by lag. Right: mean and largest lag of each cohort, and the members refused since the
+    previous one. Errors: NothingToShow before the first commit.
+    """
     shown = _committed(runs)
     figure, rows = panels(len(shown), 2, width=10.5, height=2.4, width_ratios=(1, 1.6))
     for (left, right), (label, run) in zip(rows, shown, strict=True):
@@ -81,15 +43,17 @@ def plot_lags(runs: Runs) -> "Figure":
 
 
 def plot_composition(runs: Runs) -> "Figure":
-    """Per run: members of each cohort by lag, stacked, and in black what the schedule prescribes. Errors:
-    NothingToShow before the first commit."""
+    """Plot for each run the members of each cohort by lag, stacked, and the prescribed composition as black lines.
+
+    Errors: NothingToShow before the first commit.
+    """
     shown = _committed(runs)
     figure, rows = panels(len(shown), 1, width=10.5, height=2.3)
     for (axes,), (label, run) in zip(rows, shown, strict=True):
         found, wanted = composition(run), prescribed(run)
         _draw_stack(axes, found)
         if wanted is None:
-            title(axes, f"{label}: takes what comes, nothing is prescribed")
+            title(axes, f"{label}: the schedule prescribes no composition")
         else:
             _draw_prescription(axes, wanted)
             wrong = deviating_updates(run)
@@ -108,10 +72,10 @@ def plot_composition(runs: Runs) -> "Figure":
 
 
 def _draw_histogram(axes: "Axes", counts: "pd.DataFrame") -> None:
-    """One bar per lag class that occurs, evenly spaced: classes may be 0, 1, 2, 4, ... 128."""
+    """Draw one bar per lag that occurs, evenly spaced, since lags may be 0, 1, 2, 4, ... 128."""
     places = range(len(counts))
-    axes.bar(places, counts["accepted"], color=FATES["accepted"], label="consumed")
-    axes.bar(places, counts["discarded"], bottom=counts["accepted"], color=FATES["discarded"], label="discarded")
+    axes.bar(places, counts["accepted"], color=FATE_COLOURS["accepted"], label="consumed")
+    axes.bar(places, counts["discarded"], bottom=counts["accepted"], color=FATE_COLOURS["discarded"], label="discarded")
     axes.set_xticks(list(places), [str(lag) for lag in counts.index], rotation=90 if len(counts) > 14 else 0)
     axes.set_xlim(-0.6, max(len(counts), 4) - 0.4)
     axes.set_ylabel("members")
@@ -121,12 +85,14 @@ def _draw_histogram(axes: "Axes", counts: "pd.DataFrame") -> None:
 def _draw_over_updates(axes: "Axes", run: Run) -> None:
     updates = run.updates
     axes.plot(updates["version"], updates["lag_max"], color=MUTED, linewidth=1, drawstyle="steps-mid", label="largest")
-    axes.plot(updates["version"], updates["lag_mean"], color=FATES["accepted"], linewidth=1.6, label="mean")
-    members = _members_with_lag(run)
+    axes.plot(updates["version"], updates["lag_mean"], color=FATE_COLOURS["accepted"], linewidth=1.6, label="mean")
+    members = members_with_lag(run)
     refused = members[members["status"] == "discarded"]
     if len(refused):
         when = refused["lag"].astype(int) + refused["dispatch_version"].astype(int) + 1
-        axes.plot(when, refused["lag"].astype(int), "x", color=FATES["discarded"], markersize=4, label="discarded")
+        axes.plot(
+            when, refused["lag"].astype(int), "x", color=FATE_COLOURS["discarded"], markersize=4, label="discarded"
+        )
     top = max(axes.get_ylim()[1], 1.0)
     axes.set_ylim(-0.04 * top, 1.2 * top)  # room for the legend
     axes.set_ylabel("lag")
@@ -145,21 +111,16 @@ def _draw_stack(axes: "Axes", found: "pd.DataFrame") -> None:
 
 
 def _draw_prescription(axes: "Axes", wanted: "pd.DataFrame") -> None:
-    """The boundaries between lag classes, as the schedule has them."""
+    """Draw the boundaries between lags that the schedule prescribes."""
     for upper in wanted.to_numpy(float).cumsum(axis=1).T:
         axes.stairs(upper, _edges(wanted), color="black", linewidth=0.9, baseline=None)
 
 
 def _edges(cohorts: "pd.DataFrame") -> "np.ndarray[Any, Any]":
-    """Half-way between consecutive updates."""
+    """Edges of the stacked bars: halfway between consecutive updates."""
     import numpy as np
 
     return np.append(cohorts.index.to_numpy(float) - 0.5, float(cohorts.index[-1]) + 0.5)
-
-
-def _members_with_lag(run: Run) -> "pd.DataFrame":
-    evaluations = run.evaluations
-    return evaluations[(evaluations["kind"] == "train") & evaluations["lag"].notna()]
 
 
 def _committed(runs: Runs) -> list[tuple[str, Run]]:

@@ -1,19 +1,19 @@
-"""All figures of runs in one place, for notebooks: each takes a run, several, or runs by name, and returns a Figure.
+"""All figures of runs in one place, for notebooks (`hpc_es.plots`). Each function returns a matplotlib Figure.
 
-    from hpc_es.analysis.figures.plots import plot_learning_curve
-    plot_learning_curve(["runs/a", "runs/b"])
+    import hpc_es
 
-A run is the folder, the run.h5, or what hpc_es.store.read makes of it, which is quicker for several figures.
+    hpc_es.plots.plot_learning_curve(["runs/a", "runs/b"])
 
-A figure for which the runs have no data raises NothingToShow, which says why.
+A figure takes one run, several, or a mapping from names to runs. A run is a run folder, a run.h5, or the result of
+`hpc_es.read`, which is faster when several figures are drawn. A figure without data raises NothingToShow, which says
+why.
 """
 
 from hpc_es.analysis.figures.at_k import plot_at_k
 from hpc_es.analysis.figures.canvas import save_png
-from hpc_es.analysis.figures.curves import plot_costs, plot_learning_curve
+from hpc_es.analysis.figures.curves import plot_costs, plot_finals, plot_learning_curve
 from hpc_es.analysis.figures.drift import plot_drift, plot_magnitudes, plot_update_norms
 from hpc_es.analysis.figures.episodes import plot_brackets, plot_episodes, plot_lengths
-from hpc_es.analysis.figures.finals import plot_finals
 from hpc_es.analysis.figures.horizon import plot_horizon
 from hpc_es.analysis.figures.lags import plot_composition, plot_lags
 from hpc_es.analysis.figures.timeline import plot_timeline, plot_worker_shares

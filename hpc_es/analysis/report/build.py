@@ -1,43 +1,43 @@
-"""The report of one run, or of several side by side: a page that needs nothing else, and its figures and tables.
+"""Writes the report of one run, or of several side by side: one self-contained page, and its figures and tables.
 
-OUT/report.html, OUT/figures/NAME.png, OUT/tables/NAME.csv, and NAME.md of the tables that people read. Invariant: every
-figure says how to read it, and where one is absent the page says why.
+The files are OUT/report.html, OUT/figures/NAME.png, OUT/tables/NAME.csv, and OUT/tables/NAME.md for tables that are
+short enough to read. Invariant: every figure says how to read it, and the page says why a figure is missing.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_es import __version__
-from hpc_es.analysis.csv_files import write_frame
 from hpc_es.analysis.figures.canvas import png
 from hpc_es.analysis.report import page as report_page
 from hpc_es.analysis.report.figures import SECTIONS, Entry, Selection
 from hpc_es.analysis.report.page import Section
 from hpc_es.analysis.report.tables import tables
+from hpc_es.analysis.statistics.csv_files import write_frame
 from hpc_es.analysis.statistics.progress import Measure, measure_column, measure_of
 from hpc_es.analysis.statistics.runs import Condition, Runs, conditions_of
 from hpc_es.errors import ConfigError, NothingToShow, StoreError
+from hpc_es.version import __version__
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a report consists of."""
+    """Files of a report."""
 
     page: Path
     figures: tuple[Path, ...]
     tables: tuple[Path, ...]
     absent: dict[str, str]
-    """Name of a figure -> why it is not there."""
+    """Reason for each missing figure, by its name."""
 
 
 def write_report(
     runs: Runs, out: Path, *, measure: Measure | None = None, base: str | None = None, model: Path | None = None
 ) -> Written:
-    """Write the report of some runs into the folder `out`, over an older one.
+    """Write the report of some runs into the folder `out`, replacing an older report.
 
-    `measure` None: success, or fitness where no task was ever solved. `base`: the condition that others are compared
-    with, by default Sync, or else the first. `model`: the base model, where it has moved.
-    Errors: ConfigError for an unknown base or measure; StoreError when a run cannot be read, or `out` not be written.
+    `measure=None` means success, or fitness if no task was ever solved. `base` is the condition that others are
+    compared with, by default Sync, or else the first. `model` is the path of the base model if it has moved.
+    Errors: ConfigError for an unknown base or measure; StoreError if a run cannot be read or `out` cannot be written.
     """
     chosen = _select(runs, measure, model)
     base = base or _base(chosen.conditions)
@@ -69,7 +69,7 @@ def _select(runs: Runs, measure: Measure | None, model: Path | None) -> Selectio
 
 
 def _write_tables(chosen: Selection, base: str, folder: Path) -> tuple[list[Path], list[str]]:
-    """(files, blocks of the page)."""
+    """Write all tables. Returns their files, and their blocks of the page."""
     files, blocks = [], []
     for table in tables(chosen, base):
         csv = folder / f"{table.name}.csv"

@@ -1,4 +1,4 @@
-"""The figures of a report, in order: which there are, what they are called, and how each is to be read."""
+"""The figures of a report in order, each with its title and a note on how to read it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_PANELS = 8
-"""Maximum number of panels in a figure that has one panel per run."""
+"""Largest number of panels in a figure with one panel per run."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What a report is about."""
+    """The runs that a report shows, grouped into conditions, and how they are judged."""
 
     conditions: tuple[Condition, ...]
     measure: Measure
     model: Path | None = None
-    """The base model, where it has moved."""
+    """Path of the base model if it has moved."""
 
     @property
     def runs(self) -> Mapping[str, Sequence[Run]]:
-        """All of them, by condition."""
+        """All runs by condition."""
         return {condition.label: condition.runs for condition in self.conditions}
 
     @property
     def few(self) -> Mapping[str, Run]:
-        """One per condition, the first; of a single condition its first runs. Labels say which run of how many."""
+        """Runs for figures with a panel per run: one of each condition, or the first ones of a single condition."""
         most = MAX_PANELS if len(self.conditions) == 1 else 1
         named = [pair for condition in self.conditions for pair in labelled_within(condition)[:most]]
         return dict(named[:MAX_PANELS])
@@ -45,14 +45,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure; `draw` raises NothingToShow where the runs have no data for it."""
+    """One figure of a report. `draw` raises NothingToShow if the runs have no data for it."""
 
     name: str
     title: str
     reading: str
+    """How to read the figure."""
     draw: "Callable[[Selection], Figure]"
     per_run: bool = False
-    """It has a panel per run, so it shows `few` of them."""
+    """Whether the figure has a panel per run and therefore shows only the runs of `Selection.few`."""
 
 
 LEARNING = (
@@ -61,7 +62,7 @@ LEARNING = (
         "Learning curves",
         "Left, the mean fitness of each cohort (thin) and of the last five (thick; raw for a staircase); right, the "
         "unperturbed policy on held-out tasks. Bars are standard errors over the tasks of one run, or deviations "
-        "between several; a rise smaller than its error bars means nothing.",
+        "between several; a rise smaller than its error bars is not evidence.",
         lambda chosen: plots.plot_learning_curve(chosen.runs, measure=chosen.measure),
     ),
     Entry(
@@ -75,26 +76,26 @@ LEARNING = (
     ),
     Entry(
         "costs",
-        "What a level cost",
-        "The same evaluations over four costs of training: the curve further to the left at the same height was the "
-        "cheaper one.",
+        "Cost of a result",
+        "The same evaluations over four costs of training: at equal height, the curve further to the left was cheaper.",
         lambda chosen: plots.plot_costs(chosen.runs, chosen.measure),
     ),
     Entry(
         "at_k",
         "Best of k attempts",
         "Held-out tasks that were played repeatedly: left, the share of tasks that at least one of k attempts solves; "
-        "right, the best reward of k; dotted, of one attempt. Solid is the last version, dashed the first: curves that "
-        "meet at large k say that training made likely what was possible before. Bands are 95 % bootstrap intervals "
-        "over tasks.",
+        "right, the best reward of k attempts; dotted, the mean of one attempt. Solid is the last version, dashed the "
+        "first. Curves that meet at large k mean that training made likely what was possible before. Bands are 95 % "
+        "bootstrap intervals over tasks.",
         lambda chosen: plots.plot_at_k(chosen.few),
         per_run=True,
     ),
     Entry(
         "horizon",
         "Success against horizon",
-        "Held-out tasks by the least number of turns that can solve them, under the first evaluated version and under "
-        "the last; bars are Wilson's 95 % intervals. A policy that only gained at short horizons falls steeply.",
+        "Success on held-out tasks by the smallest number of turns that can solve them, for the first and the last "
+        "evaluated version; bars are 95 % Wilson intervals. A policy that improved only at short horizons falls "
+        "steeply.",
         lambda chosen: plots.plot_horizon(chosen.few),
         per_run=True,
     ),
@@ -102,26 +103,26 @@ LEARNING = (
 STALENESS = (
     Entry(
         "lags",
-        "Lags of what was consumed and refused",
-        "Left, how many members were consumed at each lag and how many were too late; right, mean and largest lag of "
-        "every cohort: no consumed lag may lie above the bound of the schedule.",
+        "Lags of consumed and refused members",
+        "Left, how many members were consumed and refused at each lag; right, mean and largest lag of every cohort: no "
+        "consumed lag may exceed the bound of the schedule.",
         lambda chosen: plots.plot_lags(chosen.few),
         per_run=True,
     ),
     Entry(
         "composition",
-        "Cohorts against their schedule",
-        "Each column is a cohort, coloured by lag; the black lines are what the schedule asks for, so colours must "
-        "change at the lines and nowhere else.",
+        "Cohorts compared with their schedule",
+        "Each column is a cohort, coloured by lag; the black lines are what the schedule prescribes, so colours "
+        "must change at the lines and nowhere else.",
         lambda chosen: plots.plot_composition(chosen.few),
         per_run=True,
     ),
     Entry(
         "brackets",
         "Brackets of the staircase",
-        "At each step (vertical line) the cohort was measured around an old theta again: where that is theta_0, raw "
+        "At each step (vertical line) the cohort was measured around an old theta again: if that is theta_0, raw "
         "fitness must fall back to the dotted line, from the first number to the second. Grey: raw fitness of the Sync "
-        "and Async-1 runs with otherwise the same settings, where the report has them.",
+        "and Async-1 runs with otherwise the same settings, if the report includes them.",
         lambda chosen: plots.plot_brackets(chosen.few, references=chosen.runs),
         per_run=True,
     ),
@@ -129,43 +130,44 @@ STALENESS = (
 TIME = (
     Entry(
         "timeline",
-        "Who did what, and when",
-        "One line per worker: its evaluations by what became of them, commits as vertical lines; white is idle time, "
-        "which a barrier leaves before every commit. A member that is only reported has come back, but no update had "
-        "consumed or refused it by the end of the record; the centre is the unperturbed policy, on held-out tasks or "
-        "on the tasks of a cohort.",
+        "Timeline of workers",
+        "One line per worker with its evaluations, coloured by what became of them, and commits as vertical lines. "
+        "White is idle time, which a barrier causes before every commit. A member that is only reported returned a "
+        "result that no update had consumed or refused by the end of the record. The centre is the unperturbed policy, "
+        "on held-out tasks or on the tasks of a cohort.",
         lambda chosen: plots.plot_timeline(chosen.few),
         per_run=True,
     ),
     Entry(
         "worker_shares",
         "Busy and useful shares",
-        "Of the seconds that a worker was connected: blue went into evaluations that count, orange into others, grey "
-        "into none.",
+        "Shares of the seconds that a worker was connected: blue was spent on accepted evaluations, orange on others, "
+        "grey on none.",
         lambda chosen: plots.plot_worker_shares(chosen.few),
         per_run=True,
     ),
     Entry(
         "durations",
         "How long evaluations take",
-        "Left, the share of members that took at most so long: the longer the upper tail, the more a barrier costs; "
-        "right, quartiles and the range from 5 to 95 % by worker, to find a slow one.",
+        "Left, the cumulative distribution over members: the longer its upper tail, the more a barrier costs; right, "
+        "quartiles and the range from 5 to 95 % by worker, to find a slow one.",
         lambda chosen: plots.plot_durations(chosen.runs),
     ),
     Entry(
         "waiting",
-        "Flight and queue",
-        "Every consumed member: seconds from its lease to its result against seconds from there to its commit. What "
-        "waits long in the queue is stale by design; what flies long is stale by nature.",
+        "Time in flight and in the queue",
+        "Every consumed member: seconds from its lease to its result, and from there to its commit. Members with a "
+        "long time in the queue are stale because of the schedule; those with a long time in flight because they are "
+        "slow.",
         lambda chosen: plots.plot_waiting(chosen.few),
         per_run=True,
     ),
     Entry(
         "discards",
-        "What was thrown away, and whether that is a bias",
+        "Discarded members, and their bias",
         "Left, worker-seconds by the update that consumed or refused them; right, how much longer discarded members "
-        "were than consumed ones (95 % bootstrap intervals, none where there are fewer than five of either): right of "
-        "zero, updates lack long episodes.",
+        "took than consumed ones (95 % bootstrap intervals, omitted with fewer than five of either): right of zero, "
+        "updates lack long episodes.",
         lambda chosen: plots.plot_discards(chosen.few),
         per_run=True,
     ),
@@ -173,26 +175,26 @@ TIME = (
 MOVEMENT = (
     Entry(
         "update_norms",
-        "Length of updates",
-        "The length of every update, as the head measured it: it follows from step size and population, and says "
-        "nothing about whether fitness meant anything.",
+        "Norm of updates",
+        "The norm of every update, as the head measured it. It follows from step size and population, and does not "
+        "show whether fitness carried information.",
         lambda chosen: plots.plot_update_norms(chosen.runs),
     ),
     Entry(
         "drift",
-        "Distance from theta_0, beside a random walk",
-        "The dashed line is the same schedule with its utilities dealt out at random. Above it, updates have added up "
-        "in one direction; on it, size alone shows no learning. The band, and ± in the title, are two standard errors, "
-        "of a sample of parameters that was replayed from the journal and of the walk itself.",
+        "Distance from theta_0, compared with a random walk",
+        "The dashed line is the same schedule with utilities assigned to members at random. Above it, updates have "
+        "added up in one direction; on it, the distance shows no learning. The band, and ± in the title, are two "
+        "standard errors, of the walk and of the sample of parameters that was replayed from the journal.",
         lambda chosen: plots.plot_drift(chosen.few, chosen.model),
         per_run=True,
     ),
     Entry(
         "magnitudes",
-        "Parameters by how far they moved",
-        "Share of the sampled parameters that moved by at most so much, and what a random walk of the same schedule "
-        "should have, with the standard error that it would have in as large a sample. Thresholds are those of the "
-        "literature, for language models, and multiples of the run's own sigma; those within the axis are dotted.",
+        "How far parameters moved",
+        "Cumulative distribution of the distance that sampled parameters moved, and the one expected of a random walk "
+        "of the same schedule, with its standard error in a sample of this size. Thresholds are those of the "
+        "literature on language models, and multiples of the run's own sigma; those within the axis are dotted.",
         lambda chosen: plots.plot_magnitudes(chosen.few, chosen.model),
         per_run=True,
     ),
@@ -201,15 +203,15 @@ EPISODES = (
     Entry(
         "episodes",
         "Turns and tokens per episode",
-        "Lines are consumed members (thick: mean of five updates), dots the unperturbed policy: one that learns to say "
-        "less, or more, shows here.",
+        "Lines are consumed members (thick: mean of five updates), dots the unperturbed policy. This shows a policy "
+        "that learns to write less, or more.",
         lambda chosen: plots.plot_episodes(chosen.runs),
     ),
     Entry(
         "lengths",
         "Length of episodes, by outcome",
-        "Episodes of every cohort that succeeded, and that did not: lines are means, bands go from the 10 % to the "
-        "90 % quantile. Both falling is a policy that needs less; only the share of the long ones changing is not.",
+        "Successful and unsuccessful episodes of every cohort: lines are means, bands go from the 10 % to the 90 % "
+        "quantile. If both fall, the policy needs fewer turns; if only the mix of the two changes, it does not.",
         lambda chosen: plots.plot_lengths(chosen.few),
         per_run=True,
     ),

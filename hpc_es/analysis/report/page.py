@@ -1,4 +1,4 @@
-"""The page of a report: HTML that needs nothing else. Invariant: it refers to nothing outside itself."""
+"""The HTML page of a report. Invariant: the page is self-contained; it refers to nothing outside itself."""
 
 import base64
 import html
@@ -27,13 +27,15 @@ figure { margin: 0 0 1.5em; } figure img { max-width: 100%; height: auto; }
 
 @dataclass(frozen=True)
 class Section:
+    """A section of the page, with an entry in its table of contents."""
+
     title: str
     blocks: Sequence[str]
-    """HTML, from the functions below."""
+    """Blocks of HTML, from the functions below."""
 
 
 def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole document."""
+    """Return the whole HTML document."""
     links = " ".join(f'<a href="#{_anchor(section)}">{html.escape(section.title)}</a>' for section in sections)
     body = "\n".join(
         f'<h2 id="{_anchor(section)}">{html.escape(section.title)}</h2>\n' + "\n".join(section.blocks)
@@ -49,12 +51,12 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 
 def table_block(title: str, table: str) -> str:
-    """A table under its title; `table` is HTML."""
+    """Return a table, given as HTML, under its title."""
     return f"<h3>{html.escape(title)}</h3>\n{table}"
 
 
 def figure_block(title: str, reading: str, png: bytes) -> str:
-    """A picture, inside the page, and how to read it."""
+    """Return an embedded picture with the note on how to read it."""
     data = base64.b64encode(png).decode()
     return (
         f'<h3>{html.escape(title)}</h3>\n<p class="reading">{html.escape(reading)}</p>\n'
@@ -63,7 +65,7 @@ def figure_block(title: str, reading: str, png: bytes) -> str:
 
 
 def absent_block(title: str, reason: str) -> str:
-    """In place of a figure for which there are no data."""
+    """Return a block that says why a figure is missing."""
     return f'<h3>{html.escape(title)}</h3>\n<p class="absent">Not shown: {html.escape(reason)}.</p>'
 
 

@@ -1,22 +1,22 @@
-"""The tables of a report: as numbers for a CSV, and as text for people where they are short enough to read."""
+"""The tables of a report: numbers for a CSV file, and text for the page if a table is short enough to read."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hpc_es.analysis.figures.at_k import at_k
-from hpc_es.analysis.figures.drift import magnitudes
-from hpc_es.analysis.figures.episodes import lengths
-from hpc_es.analysis.figures.horizon import horizons
-from hpc_es.analysis.figures.lags import composition, lag_counts
-from hpc_es.analysis.figures.timeline import worker_shares
-from hpc_es.analysis.figures.waiting import discard_bias
 from hpc_es.analysis.report.figures import Selection
 from hpc_es.analysis.statistics import conditions
+from hpc_es.analysis.statistics.at_k import at_k
+from hpc_es.analysis.statistics.drift import magnitudes
+from hpc_es.analysis.statistics.episodes import lengths
+from hpc_es.analysis.statistics.horizon import horizons
+from hpc_es.analysis.statistics.lags import composition, lag_counts
 from hpc_es.analysis.statistics.progress import head_spans, progress
 from hpc_es.analysis.statistics.retention import retention, retention_text
 from hpc_es.analysis.statistics.runs import labelled, seed
-from hpc_es.analysis.text_table import TextTable
+from hpc_es.analysis.statistics.text_table import TextTable
+from hpc_es.analysis.statistics.timeline import worker_shares
+from hpc_es.analysis.statistics.waiting import discard_bias
 from hpc_es.errors import NothingToShow
 from hpc_es.store import Run
 
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
+    """One table of a report."""
+
     name: str
     numbers: "pd.DataFrame"
     title: str = ""
     text: TextTable | None = None
-    """None: for the CSV only."""
+    """None if the table is written as CSV only."""
 
 
 def tables(chosen: Selection, base: str) -> Iterator[Table]:
-    """All that the runs have; the condition `base` is what others are compared with."""
+    """All tables of a report, in order. `base` is the condition that others are compared with."""
     runs, measure = chosen.runs, chosen.measure
     overview = run_overview(runs)
     yield Table("runs", overview, "Runs", overview_text(overview))
@@ -44,9 +46,9 @@ def tables(chosen: Selection, base: str) -> Iterator[Table]:
         paired = conditions.paired(runs, base, measure)
         yield Table("paired", paired, f"Differences from {base}", conditions.paired_text(paired, measure))
     kept = retention(runs)
-    yield Table("retention", kept, "What is still known", retention_text(kept))
+    yield Table("retention", kept, "Retention of other abilities", retention_text(kept))
     costs = conditions.costs(runs)
-    yield Table("costs", costs, "What it cost", conditions.costs_text(costs))
+    yield Table("costs", costs, "Costs", conditions.costs_text(costs))
     yield Table("outcomes_by_run", conditions.outcomes(runs, measure))
     yield Table("progress", _by_run(runs, progress))
     yield Table("lags", _by_run(runs, lambda run: lag_counts(run).reset_index()))
@@ -61,7 +63,7 @@ def tables(chosen: Selection, base: str) -> Iterator[Table]:
 
 
 def run_overview(runs: conditions.Runs) -> "pd.DataFrame":
-    """One row per run: how far it came, what went wrong on the way, and how long it took."""
+    """One row per run: its progress, its failures, and how long it took."""
     import pandas as pd
 
     rows = []
@@ -86,7 +88,7 @@ def run_overview(runs: conditions.Runs) -> "pd.DataFrame":
 
 
 def overview_text(overview: "pd.DataFrame") -> TextTable:
-    """`run_overview` as text."""
+    """Format `run_overview` as text."""
     header = (
         "run",
         "folder",
@@ -108,15 +110,15 @@ def overview_text(overview: "pd.DataFrame") -> TextTable:
         for row in overview.to_dict("records")
     ]
     foot = (
-        "Null updates had no spread in their fitness and left theta alone. Void evaluations failed and were replaced; "
-        "discarded ones were good and too late. Workers: incarnations, so that a restarted worker counts again. "
-        "Wall-clock: while a head was running."
+        "Null updates had no spread in their fitness and did not change theta. Void evaluations failed and were "
+        "replaced; discarded ones succeeded but were too late. Workers are incarnations, so a restarted worker counts "
+        "again. Wall-clock time counts only while a head was running."
     )
     return TextTable(header, rows, foot, num_names=2)
 
 
 def _long_composition(run: Run) -> "pd.DataFrame":
-    """update, lag, members: one row per lag class of a cohort."""
+    """`composition` with one row per update and lag. Columns: update, lag, members."""
     found = composition(run).reset_index()
     return found.melt("update", value_name="members").sort_values(["update", "lag"])
 
@@ -124,7 +126,7 @@ def _long_composition(run: Run) -> "pd.DataFrame":
 def _by_run(
     runs: conditions.Runs, frame: "Callable[[Run], pd.DataFrame]", only: Sequence[Run] | None = None
 ) -> "pd.DataFrame":
-    """The frames of all runs that have one (or of `only` these), each row led by the run's label."""
+    """Concatenate the frames of all runs (or of `only` these) that have one, with a leading column `run_label`."""
     import pandas as pd
 
     frames = []

@@ -1,11 +1,11 @@
-"""Is A better than B? A paired verdict on held-out tasks that both have played.
+"""Decide whether A is better than B, from held-out tasks that both have played.
 
-Invariants: only the same tasks are compared, and whatever else differs between the two sides is named; the interval and
-the p-value come with fixed seeds, so that the same runs always give the same verdict; "better" needs both of them.
+Invariants: only the same tasks are compared, and every other difference between the two sides is named. Interval and
+p-value use fixed seeds, so that the same runs always give the same verdict; "better" needs both of them.
 
 d_t is the difference A - B on task t, averaged over its repeats and over seeds. With one run per side the interval is
-a bootstrap over tasks: it speaks of other tasks, not of other runs. With several, runs are paired by run.seed, and
-seeds and tasks are resampled each on their own (the pigeonhole bootstrap; Owen, 2007): wider than needed with many
+a bootstrap over tasks: it generalises to other tasks, not to other runs. With several, runs are paired by run.seed, and
+seeds and tasks are resampled independently (the pigeonhole bootstrap; Owen, 2007): wider than needed with many
 seeds, and still too narrow with two or three. The p-value flips the signs of the d_t.
 """
 
@@ -32,29 +32,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Policy:
-    """One version of one run, on the tasks that it was evaluated on."""
+    """One version of one run, with its results on held-out tasks."""
 
     run: Run
     version: int
     seed: int
     outcomes: "pd.DataFrame"
-    """Index: task. Columns: reward, success, of each the mean over its repeats."""
+    """Mean reward and success of each task over its repeats. Index: task."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What training took up to the compared version, in the mean over a side's runs."""
+    """Cost of training up to the compared version, averaged over a side's runs."""
 
     updates: float
     evaluations: float
     tokens: float
     worker_seconds: float
     wall_clock_s: float
-    """While a head was running."""
+    """Wall-clock time during which a head was running."""
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """Result of `compare`."""
+
     label_a: str
     label_b: str
     reward: Paired
@@ -62,20 +64,20 @@ class Comparison:
     costs_a: Costs
     costs_b: Costs
     differences: tuple[str, ...]
-    """Settings that could change a result, and which version."""
+    """Differing versions and settings that could change a result."""
     ceiling: Ceiling | None
-    """Where not all of these tasks can be solved."""
+    """Set if not all of these tasks can be solved."""
 
     @property
     def verdict(self) -> str:
-        """On the mean episode reward."""
+        """Verdict on the mean episode reward."""
         return self.reward.verdict
 
 
 def compare(a: Sequence[Policy], b: Sequence[Policy], *, num_tasks: int | None = None) -> Comparison:
-    """The verdict on two sides, each one run or several seeds. `num_tasks`: number of held-out tasks to compare on.
+    """Compare two sides, each of one run or of several seeds. `num_tasks` limits the comparison to the first tasks.
 
-    Errors: ConfigError when the sides cannot be paired, with what differs.
+    Errors: ConfigError if the sides cannot be paired, which names what differs.
     """
     pairs = _pairs(a, b)
     tasks = _common_tasks([*a, *b], num_tasks)
@@ -98,7 +100,7 @@ def compare(a: Sequence[Policy], b: Sequence[Policy], *, num_tasks: int | None =
 
 
 def policy(run: Run, version: int | None = None) -> Policy:
-    """A version of a run (default: the newest that was evaluated). Errors: ConfigError when it was not evaluated."""
+    """Policy of a version, by default the newest evaluated one. Errors: ConfigError if it was not evaluated."""
     name = run.attrs["run_id"]
     known = sorted(int(v) for v in held_out.comparable(run)["version"].unique())
     if not known:
@@ -115,13 +117,14 @@ def policy(run: Run, version: int | None = None) -> Policy:
 def outcomes_by_task(run: Run, version: int) -> "pd.DataFrame":
     """Reward and success of each held-out task under the unperturbed theta_version; accepted evaluations only.
 
-    From the run's own evaluation or a later one with the same decoding (`hpc-es eval`), as `held_out.best_source` says.
+    Uses the run's own evaluation or a later one with the same decoding (`hpc-es eval`), as `held_out.best_source`
+    chooses.
     """
     return held_out.by_task(held_out.episodes(run, version, held_out.best_source(run, version)))
 
 
 def parse_side(text: str) -> list[tuple[Path, int | None]]:
-    """RUN, RUN@VERSION, or several of these with commas between them. Errors: ConfigError."""
+    """Parse RUN, RUN@VERSION, or several of these separated by commas. Errors: ConfigError."""
     side = []
     for part in text.split(","):
         name, at, version = part.partition("@")
@@ -131,11 +134,11 @@ def parse_side(text: str) -> list[tuple[Path, int | None]]:
     return side
 
 
-# --- what may be compared ---------------------------------------------------------------------------------------
+# --- checks and pairs --------------------------------------------------------------------------------------------
 
 
 def _pairs(a: Sequence[Policy], b: Sequence[Policy]) -> list[tuple[Policy, Policy]]:
-    """One run on each side is a pair whatever its seed; several are paired by run.seed."""
+    """Pair single runs regardless of their seeds, and several runs by run.seed."""
     for x, y in itertools.product(a, b):
         _refuse_other_tasks(x.run, y.run)
     if len(a) == len(b) == 1:
@@ -144,19 +147,20 @@ def _pairs(a: Sequence[Policy], b: Sequence[Policy]) -> list[tuple[Policy, Polic
     for label, seeds in (("A", seeds_a), ("B", seeds_b)):
         if len(set(seeds)) < len(seeds):
             raise ConfigError(
-                f"the runs of {label} have the run.seeds {seeds}: several runs are paired by seed, so each comes once"
+                f"the runs of {label} have the run.seeds {seeds}: several runs are paired by seed, so "
+                "give each seed once"
             )
     if seeds_a != seeds_b:
         raise ConfigError(
             f"A has the run.seeds {seeds_a}, B has {seeds_b}: several runs are paired by seed, so both sides "
-            "need the same"
+            "need the same seeds"
         )
     by_seed = {p.seed: p for p in b}
     return [(p, by_seed[p.seed]) for p in sorted(a, key=lambda p: p.seed)]
 
 
 def _refuse_other_tasks(a: Run, b: Run) -> None:
-    """Errors: ConfigError naming each difference between the environments of the evaluations."""
+    """Check that two runs were evaluated on the same tasks. Errors: ConfigError that names each difference."""
     (env_a, options_a), (env_b, options_b) = _evaluation_env(a), _evaluation_env(b)
     differing = [f"env: {env_a} and {env_b}"] if env_a != env_b else []
     differing += [
@@ -167,13 +171,13 @@ def _refuse_other_tasks(a: Run, b: Run) -> None:
     differing += _other_data(a, b)
     if differing:
         raise ConfigError(
-            f"{a.attrs['run_id']} and {b.attrs['run_id']} were evaluated on other tasks ({'; '.join(differing)}): "
+            f"{a.attrs['run_id']} and {b.attrs['run_id']} were evaluated on different tasks ({'; '.join(differing)}): "
             "only the same tasks can be paired"
         )
 
 
 def _other_data(a: Run, b: Run) -> list[str]:
-    """The first task that the manifests of both name otherwise: the same options on other data."""
+    """First task with different ids in the two manifests: the options are the same, but the data are not."""
     facts_a, facts_b = held_out.task_facts(a) or [], held_out.task_facts(b) or []
     for number, (one, other) in enumerate(zip(facts_a, facts_b, strict=False)):
         if one.id != other.id:
@@ -187,17 +191,17 @@ def _evaluation_env(run: Run) -> tuple[str, dict[str, Any]]:
 
 
 def _common_tasks(policies: Sequence[Policy], num_tasks: int | None) -> list[int]:
-    """Task indices. Errors: ConfigError when the policies have not all played the same."""
+    """Indices of the compared tasks. Errors: ConfigError if the policies have not all played the same tasks."""
     played = [sorted(int(task) for task in p.outcomes.index) for p in policies]
     if num_tasks is not None:
         if any(len(tasks) < num_tasks for tasks in played):
-            raise ConfigError(f"--num-tasks {num_tasks} is more than were played: {_counts(policies)}")
+            raise ConfigError(f"--num-tasks {num_tasks} is more than the number of tasks played: {_counts(policies)}")
         played = [tasks[:num_tasks] for tasks in played]
     if any(tasks != played[0] for tasks in played):
         fewest = min(map(len, played))
         raise ConfigError(
-            f"they were not evaluated on the same tasks: {_counts(policies)}; --num-tasks {fewest} takes "
-            "the first of each, `hpc-es eval RUN --version V --num-tasks N` plays more"
+            f"the policies were not evaluated on the same tasks: {_counts(policies)}; --num-tasks {fewest} compares "
+            "the first tasks of each, `hpc-es eval RUN --version V --num-tasks N` plays more"
         )
     if len(played[0]) < 2:
         raise ConfigError("one held-out task is too few for a verdict: `hpc-es eval RUN --num-tasks N` plays more")

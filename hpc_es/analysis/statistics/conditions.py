@@ -1,7 +1,7 @@
-"""Tables over several runs: what each condition reached and cost, over its seeds, and paired differences between them.
+"""Tables over several runs: results and costs of each condition over its seeds, and paired differences between them.
 
-Invariant: a number over repeated runs never stands without its standard deviation and their count; deviations are
-between runs (ddof 1), and a difference is only taken between runs of equal seed and equal length.
+Invariant: a number over repeated runs always comes with its standard deviation and the number of runs. Deviations are
+between runs (ddof 1), and differences only between runs of equal seed and equal length.
 """
 
 import math
@@ -20,7 +20,7 @@ from hpc_es.analysis.statistics.progress import (
     tokens,
 )
 from hpc_es.analysis.statistics.runs import Runs, conditions_of, seed
-from hpc_es.analysis.text_table import TextTable, mean_and_sd
+from hpc_es.analysis.statistics.text_table import TextTable, mean_and_sd
 from hpc_es.errors import ConfigError
 from hpc_es.store import Run
 
@@ -40,13 +40,13 @@ COSTS = (
 )
 LAGS = ("lag_mean", "lag_max")
 _MIN_PAIRS = 3
-"""Fewer pairs have no interval."""
+"""Smallest number of pairs for an interval."""
 
 
 def outcomes(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
-    """One row per run: condition, run, seed, num_updates (asked for), finished, start, peak, peak_update, final,
-    final_update, num_tasks, standard_error (of final, over the tasks), ceiling (share of the tasks that can be solved
-    at all, where that is known to be less than all of them)."""
+    """One row per run: condition, run, seed, num_updates (as configured), finished, start, peak, peak_update, final,
+    final_update, num_tasks, standard_error (of final, over the tasks), ceiling (share of tasks that can be solved at
+    all; NaN unless it is known to be below 1)."""
     import pandas as pd
 
     rows = [
@@ -80,9 +80,12 @@ def table(runs: Runs, measure: Measure = "success") -> "pd.DataFrame":
 
 
 def costs(runs: Runs) -> "pd.DataFrame":
-    """What the conditions cost and how stale they were, one row each, `_mean` and `_sd` over its runs: evaluations
-    that came back, of them discarded; tokens, worker_seconds, gpu_seconds (NaN without GPUs), wall_clock_s;
-    busy_share, useful_share (of the seconds that workers were connected); lag_mean and lag_max of what was consumed."""
+    """Costs and staleness of each condition, one row each, with `_mean` and `_sd` over its runs.
+
+    evaluations (results received) and how many of them were discarded; tokens, worker_seconds, gpu_seconds (NaN without
+    GPUs), wall_clock_s; busy_share and useful_share of the workers' connected seconds; lag_mean and lag_max of the
+    consumed members.
+    """
     import pandas as pd
 
     rows = [{"condition": condition.label, **_cost(run)} for condition in conditions_of(runs) for run in condition.runs]
@@ -90,12 +93,12 @@ def costs(runs: Runs) -> "pd.DataFrame":
 
 
 def paired(runs: Runs, base: str = "Sync", measure: Measure = "success") -> "pd.DataFrame":
-    """Each condition minus the condition `base`, over runs of equal seed: peak, and final.
+    """Differences in peak and final between each condition and `base`, over pairs of runs of equal seed.
 
-    Runs of equal seed are no pair where num_updates or the update of the final evaluation differ: `num_unequal`.
+    Two runs whose num_updates or final evaluated update differ are not a pair; `num_unequal` counts them.
     Columns: condition, base, outcome, num_pairs, num_unequal, mean, sd, low, high (95 % percentile bootstrap over
-    pairs, which is too narrow for few of them), num_better, p (two-sided, all flips of signs: 5 pairs cannot go below
-    0.0625). NaN with fewer than three pairs. Errors: ConfigError when there is no such condition.
+    pairs, which is too narrow for few of them), num_better, p (two-sided, over all sign flips: at least 0.0625 with 5
+    pairs). NaN with fewer than three pairs. Errors: ConfigError if `base` is not a condition.
     """
     import pandas as pd
 
@@ -121,26 +124,26 @@ def paired(runs: Runs, base: str = "Sync", measure: Measure = "success") -> "pd.
     return pd.DataFrame(rows, columns=[*columns, "num_better", "p"])
 
 
-# --- for people --------------------------------------------------------------------------------------------------
+# --- as text -----------------------------------------------------------------------------------------------------
 
 
 def markdown(table: "pd.DataFrame", measure: Measure = "success") -> str:
-    """Markdown of `table`, with a note on the meaning of its numbers."""
+    """Format `table` as Markdown, with a note on the meaning of its numbers."""
     return text(table, measure).markdown()
 
 
 def costs_markdown(table: "pd.DataFrame") -> str:
-    """Markdown of `costs`."""
+    """Format `costs` as Markdown."""
     return costs_text(table).markdown()
 
 
 def paired_markdown(table: "pd.DataFrame", measure: Measure = "success") -> str:
-    """Markdown of `paired`."""
+    """Format `paired` as Markdown."""
     return paired_text(table, measure).markdown()
 
 
 def text(table: "pd.DataFrame", measure: Measure = "success") -> TextTable:
-    """`table` as text: mean ± standard deviation."""
+    """Format `table` as text: mean ± standard deviation."""
     digits, scale, unit = _format(measure)
     forms = {"start": (scale, digits), "peak": (scale, digits), "peak_update": (1, 0), "final": (scale, digits)}
     header = ("condition", "runs", f"start{unit}", f"peak{unit}", "peak update", f"final{unit}")
@@ -148,7 +151,7 @@ def text(table: "pd.DataFrame", measure: Measure = "success") -> TextTable:
 
 
 def costs_text(table: "pd.DataFrame") -> TextTable:
-    """`costs` as text: GPU-seconds where all conditions have GPUs, else worker-seconds."""
+    """Format `costs` as text, with GPU-seconds if all conditions have GPUs, else worker-seconds."""
     gpus = bool(table["gpu_seconds_mean"].notna().all())
     columns = [name for name in COSTS if name != ("worker_seconds" if gpus else "gpu_seconds")]
     forms = dict.fromkeys(columns, (1, 0)) | {"busy_share": (100, 1), "useful_share": (100, 1)}
@@ -166,7 +169,7 @@ def costs_text(table: "pd.DataFrame") -> TextTable:
 
 
 def paired_text(table: "pd.DataFrame", measure: Measure = "success") -> TextTable:
-    """`paired` as text."""
+    """Format `paired` as text."""
     digits, scale, unit = _format(measure, "points")
     rows = []
     for row in table.to_dict("records"):
@@ -192,7 +195,7 @@ def paired_text(table: "pd.DataFrame", measure: Measure = "success") -> TextTabl
 
 
 def _mean_rows(table: "pd.DataFrame", forms: Mapping[str, tuple[float, int]]) -> list[list[str]]:
-    """`forms`: factor and digits by column."""
+    """Cells of each condition. `forms` maps a column to its factor and digits."""
     return [
         [row["condition"], str(row["num_runs"])]
         + [mean_and_sd(row[f"{name}_mean"], row[f"{name}_sd"], *form) for name, form in forms.items()]
@@ -201,7 +204,7 @@ def _mean_rows(table: "pd.DataFrame", forms: Mapping[str, tuple[float, int]]) ->
 
 
 def _foot(table: "pd.DataFrame", measure: Measure) -> str:
-    """What the numbers mean, and how sure one of them can be."""
+    """Note on the meaning of the numbers and on the standard error of one evaluation."""
     digits, scale, _ = _format(measure)
     meaning = (
         f"{'Success rates' if measure == 'success' else 'Mean rewards'} of the unperturbed policy on held-out tasks: "
@@ -224,7 +227,7 @@ def _foot(table: "pd.DataFrame", measure: Measure) -> str:
 
 
 def _format(measure: Measure, unit: str = "%") -> tuple[int, float, str]:
-    """Digits, factor and unit of a measure."""
+    """Return digits, factor and unit of a measure."""
     measure_column(measure)
     return (2, 100.0, f" {unit}") if measure == "success" else (4, 1.0, "")
 

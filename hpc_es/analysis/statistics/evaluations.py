@@ -1,15 +1,15 @@
-"""What recorded evaluations of the unperturbed policy came to, and how sure each number is.
+"""Results of recorded evaluations of the unperturbed policy, and how certain each number is.
 
-Invariants: one row is one version under one evaluation (the run's own, or a later one); differences are paired over
-the tasks that both sides played, and only taken where both were measured by the same protocol on the same tasks.
+Invariants: one result is one version under one evaluation (the run's own, or a later one). Differences are paired over
+the tasks that both sides played, and only computed if both were measured by the same protocol on the same tasks.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_es.analysis.figures.at_k import KS, AtK, max_at_k, pass_at_k
 from hpc_es.analysis.statistics import held_out
+from hpc_es.analysis.statistics.at_k import KS, AtK, max_at_k, pass_at_k
 from hpc_es.analysis.statistics.held_out import Ceiling
 from hpc_es.analysis.statistics.intervals import Interval, Paired, bootstrap_mean, paired, wilson
 from hpc_es.store import Run
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """One version under one evaluation. Intervals are of 95 %, over tasks."""
+    """Result of one version under one evaluation. Intervals are 95 % intervals over tasks."""
 
     run: str
     source: str
@@ -29,35 +29,35 @@ class Evaluated:
     protocol: str
     protocol_digest: int | None
     other_protocol: bool
-    """Other tasks or decoding than the run's own."""
+    """Whether tasks or decoding differ from the run's own."""
     num_tasks: int
     num_repeats: int
     reward: float
     reward_interval: Interval
     success: float
-    """Share of episodes: mean@k, of as many attempts as there are repeats."""
+    """Share of successful episodes."""
     success_interval: Interval
-    """Wilson's where each task was played once, else a bootstrap over tasks."""
+    """Wilson interval if each task was played once, else a bootstrap over tasks."""
     pass_at: tuple[AtK, ...]
     """pass@k of success, for k up to the number of repeats."""
     max_at: tuple[AtK, ...]
-    """max@k of reward, likewise."""
+    """max@k of reward, for the same k."""
     ceiling: Ceiling | None
-    """Where it is known that some of the tasks cannot succeed."""
+    """Set if some of the tasks are known to be unsolvable."""
     outcomes: "pd.DataFrame"
-    """Index task; mean reward and success, and the task's id, None where no manifest names it."""
+    """Mean reward and success of each task, and its id (None without a manifest). Index: task."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference of an evaluation from another one."""
+    """Difference between two evaluations."""
 
     reward: Paired
     success: Paired
 
 
 def evaluations(run: Run, source: str | None = None, versions: Sequence[int] | None = None) -> "list[Evaluated]":
-    """All complete evaluations of a run, oldest first; or those of one source, and of some versions in this order."""
+    """Complete evaluations by source and version; optionally of one source only, and of `versions` in that order."""
     rows = run.evals[run.evals["num_tasks"] > 0]
     if source is not None:
         rows = rows[rows["source"] == source]
@@ -69,7 +69,7 @@ def evaluations(run: Run, source: str | None = None, versions: Sequence[int] | N
 
 
 def incomplete(run: Run) -> dict[tuple[str, int], tuple[int, int]]:
-    """(source, version) of evaluations that were begun and not finished -> (batches played, batches planned)."""
+    """Map (source, version) of each unfinished evaluation to (batches played, batches planned)."""
     evaluations = run.evaluations
     planned = evaluations[(evaluations["kind"] == "eval") & (evaluations["status"] != "void")]
     done = planned["status"] == "accepted"
@@ -82,12 +82,15 @@ def incomplete(run: Run) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def difference(a: Evaluated, b: Evaluated) -> Difference | None:
-    """A - B on the tasks that both played; None where they were measured otherwise, share fewer than two tasks, or one
-    of them was another one (the same options on other data)."""
+    """Difference a - b on the tasks that both played.
+
+    None if their protocols differ, they share fewer than two tasks, or a task has different ids (the same options on
+    other data).
+    """
     if a.protocol_digest is None or a.protocol_digest != b.protocol_digest:
         return None
     tasks = a.outcomes.index.intersection(b.outcomes.index)
-    if len(tasks) < 2 or _are_others(a.outcomes["id"][tasks], b.outcomes["id"][tasks]):
+    if len(tasks) < 2 or _differ(a.outcomes["id"][tasks], b.outcomes["id"][tasks]):
         return None
     reward, success = (
         paired(a.outcomes[measure][tasks].to_numpy(float), b.outcomes[measure][tasks].to_numpy(float))
@@ -97,7 +100,7 @@ def difference(a: Evaluated, b: Evaluated) -> Difference | None:
 
 
 def counterpart(of: Evaluated, among: Sequence[Evaluated], version: int | None) -> Evaluated | None:
-    """The evaluation of a version (None: the newest) by the same protocol, with most tasks and repeats."""
+    """Evaluation of a version (None: the newest) by the protocol of `of`, with most tasks and repeats."""
     alike = [
         each
         for each in among
@@ -139,7 +142,7 @@ def _evaluated(run: Run, row: dict[Any, Any]) -> Evaluated:
     )
 
 
-def _are_others(ids: "pd.Series[Any]", others: "pd.Series[Any]") -> bool:
+def _differ(ids: "pd.Series[Any]", others: "pd.Series[Any]") -> bool:
     return bool((ids.notna() & others.notna() & (ids != others)).any())
 
 

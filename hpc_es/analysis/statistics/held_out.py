@@ -1,7 +1,7 @@
-"""What the unperturbed policy did on held-out tasks, episode by episode, and what is known of these tasks.
+"""Episodes of the unperturbed policy on held-out tasks, and what is known about these tasks.
 
-Invariants: only accepted evaluations count; several episodes of one version and task are repeats of it, never further
-tasks; what was measured on other tasks, or with other decoding, is not mixed with what the run itself measures.
+Invariants: only accepted evaluations count; several episodes of one version and task are repeats of that task, never
+further tasks; results on other tasks or with other decoding are not mixed with the run's own.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ _EVALUATION = ["source", "dispatch_version", "slot", "replacement"]
 
 @dataclass(frozen=True)
 class Ceiling:
-    """How many held-out tasks any policy could solve."""
+    """Number of held-out tasks that any policy could solve."""
 
     reachable: int
     num_tasks: int
@@ -38,10 +38,10 @@ class Ceiling:
 
 
 def episodes(run: Run, version: int | None = None, source: str = "run") -> "pd.DataFrame":
-    """Episodes of the run's own evaluations, or of a later one by its name; all versions, or one.
+    """Episodes of the run's own evaluations, or of a later one by its name, in the order in which they were planned.
 
-    The columns of `run.episodes`, with `version` for dispatch_version, and `repeat`: from 0, which episode of its
-    version and task it is. In the order in which they were planned.
+    Has the columns of `run.episodes`, with `version` instead of dispatch_version, and `repeat`, which numbers the
+    episodes of a version and task from 0.
     """
     evaluations, played = run.evaluations, run.episodes
     counted = evaluations[(evaluations["kind"] == "eval") & (evaluations["status"] == "accepted")]
@@ -55,15 +55,14 @@ def episodes(run: Run, version: int | None = None, source: str = "run") -> "pd.D
 
 
 def comparable(run: Run) -> "pd.DataFrame":
-    """Rows of `run.evals` that are complete, and measured on the run's own tasks with its own decoding."""
+    """Rows of `run.evals` that are complete and were measured on the run's own tasks with its own decoding."""
     return run.evals[(run.evals["num_tasks"] > 0) & ~run.evals["other_protocol"]]
 
 
 def best_source(run: Run, version: int) -> str:
-    """The source of the best comparable evaluation of a version.
+    """Source of the comparable evaluation of a version that has most tasks, then most repeats, then is the run's own.
 
-    Most tasks come first, then most repeats, then the run's own evaluation.
-    There must be at least one.
+    The version must have a comparable evaluation.
     """
     evals = comparable(run)
     rows = evals[evals["version"] == version].fillna({"num_repeats": 1})
@@ -73,32 +72,34 @@ def best_source(run: Run, version: int) -> str:
 
 
 def by_task(played: "pd.DataFrame") -> "pd.DataFrame":
-    """Index task; reward and success, each the mean over its repeats. `played`: of one source and version."""
+    """Mean reward and success of each task over its repeats. `played` has one source and version. Index: task."""
     return played.groupby("task")[["reward", "success"]].mean()
 
 
 def by_repeat(played: "pd.DataFrame", measure: str) -> "Array":
-    """[tasks, repeats] of "reward" or "success", tasks in order; as many repeats as every task has."""
+    """Array [tasks, repeats] of "reward" or "success", tasks in order, with the repeats that every task has."""
     table = played.pivot(index="task", columns="repeat", values=measure).astype(float)
     return table.dropna(axis=1).to_numpy()
 
 
 def success_errors(run: Run) -> "pd.Series[float]":
-    """Index version: standard error of the success rate in the run's own evaluation, over tasks.
+    """Standard error over tasks of the success rate in the run's own evaluations. Index: version.
 
-    The population deviation of the tasks' shares: sqrt(p (1 - p) / n) where every task was played once.
+    Uses the population deviation of the tasks' shares: sqrt(p (1 - p) / n) where every task was played once.
     """
     played = episodes(run)
     shares = played.groupby(["version", "task"])["success"].mean().groupby("version")
     return shares.std(ddof=0) / shares.count() ** 0.5
 
 
-# --- what is known of the tasks ----------------------------------------------------------------------------------
+# --- facts about tasks -------------------------------------------------------------------------------------------
 
 
 def task_facts(run: Run, source: str = "run") -> list[TaskFacts] | None:
-    """Facts about the tasks of the run's own evaluation or of a later one, in order of their index. None if there is no
-    manifest of them. Errors: StoreError when the manifest is damaged."""
+    """Facts about the tasks of the run's own evaluation or of a later one, indexed by the task of an episode.
+
+    None without a manifest. Errors: StoreError if the manifest is damaged.
+    """
     if run.folder is None:
         return None
     paths = RunPaths(run.folder)
@@ -109,9 +110,9 @@ def task_facts(run: Run, source: str = "run") -> list[TaskFacts] | None:
 
 
 def ceiling(run: Run, tasks: Iterable[int] | None = None, source: str = "run") -> Ceiling | None:
-    """Of all evaluation tasks or of these; None where all can be solved, or nothing is known of one of them.
+    """Ceiling over all evaluation tasks or over `tasks`; None if all can be solved, or nothing is known about one.
 
-    Errors: StoreError when the manifest is damaged.
+    Errors: StoreError if the manifest is damaged.
     """
     facts = task_facts(run, source) or []
     chosen = list(range(len(facts)) if tasks is None else tasks)
@@ -121,5 +122,5 @@ def ceiling(run: Run, tasks: Iterable[int] | None = None, source: str = "run") -
 
 
 def at_most(ceilings: Iterable[Ceiling | None]) -> str:
-    """For a label of success: "97.7%", or several of these; empty where there is none."""
+    """Text of the ceilings for a label: "97.7%", or several joined by "or"; empty if there are none."""
     return " or ".join(f"{share:.1%}" for share in sorted({known.share for known in ceilings if known}))

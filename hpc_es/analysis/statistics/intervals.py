@@ -1,11 +1,11 @@
-"""How sure a number over held-out tasks is: intervals of rates, means and differences, and p-values.
+"""How certain a number over held-out tasks is: intervals of rates, means and differences, and p-values.
 
-Invariants: the task is the unit of resampling, and its repeats are averaged before anything else happens, since they
-are no further tasks; seeds are fixed, so that the same values always give the same answer. Values are arrays [tasks],
-or [tasks, repeats].
+Invariants: the task is the unit of resampling, and its repeats are averaged first, since they are not independent
+tasks; seeds are fixed, so that the same values always give the same result. Values are arrays [tasks], or [tasks,
+repeats].
 
-On one yes or no per task the p-value of `paired` is that of McNemar's exact test, which therefore has no function of
-its own.
+With one binary outcome per task the p-value of `paired` is that of McNemar's exact test, so that has no function of its
+own.
 """
 
 import itertools
@@ -26,29 +26,31 @@ if TYPE_CHECKING:
 NUM_RESAMPLES = 10_000
 _AT_ONCE = 500
 _EXACT = 14
-"""Maximum number of differences for which all 2^14 flips of signs are tried."""
+"""Largest number of differences for which all 2^n sign flips are evaluated."""
 _DETECTABLE = 1.96 + 0.84
-"""Standard errors that a difference must have to be found in 80 % of all trials, at the two-sided level of 5 %."""
+"""Size of a difference, in standard errors, that is detected in 80 % of trials at the two-sided level of 5 %."""
 LEVEL = 0.05
 MAX_TASKS = 1_000_000
-"""Largest number of tasks that a verdict names as needed: beyond it the difference is as good as none."""
+"""Largest number of needed tasks that a verdict states; a difference that needs more is negligible."""
 
 
 class Interval(NamedTuple):
+    """A confidence interval."""
+
     low: float
     high: float
 
 
 def wilson(successes: float, trials: int, confidence: float = 0.95) -> Interval:
-    """Of a rate, from independent trials (Wilson, 1927): within [0, 1], and of use with 0 successes or few trials.
+    """Wilson interval of a rate from independent trials (Wilson, 1927), valid also with 0 successes or few trials.
 
-    Of tasks with repeats `successes` may be the sum of their shares: these vary no more than a yes or no does, so that
-    the interval is rather too wide. Errors: ConfigError unless 0 <= successes <= trials, trials >= 1 and
+    For tasks with repeats, `successes` may be the sum of their shares: shares vary no more than binary outcomes, so the
+    interval is rather too wide. Errors: ConfigError unless 0 <= successes <= trials, trials >= 1 and
     0 < confidence < 1.
     """
     if not 0 <= successes <= trials or trials < 1:
         raise ConfigError(
-            f"{successes} successes of {trials} trials are not a rate: take at least 1 trial, and no more successes"
+            f"{successes} successes of {trials} trials are not a rate: at least 1 trial, and at most as many successes"
         )
     z = NormalDist().inv_cdf(_levels(confidence)[1])
     rate, weight = successes / trials, z * z / trials
@@ -60,9 +62,9 @@ def wilson(successes: float, trials: int, confidence: float = 0.95) -> Interval:
 def bootstrap_mean(
     values: "ArrayLike", seed: int = 0, resamples: int = NUM_RESAMPLES, confidence: float = 0.95
 ) -> Interval:
-    """Percentile interval of the mean, tasks resampled with all of their repeats: what other tasks might have given.
+    """Bootstrap percentile interval of the mean, with tasks resampled together with all of their repeats.
 
-    Somewhat too narrow for few tasks. Errors: ConfigError without a value, or for a wrong shape or confidence.
+    It is somewhat too narrow for few tasks. Errors: ConfigError without a value, or for a wrong shape or confidence.
     """
     import numpy as np
 
@@ -74,7 +76,7 @@ def bootstrap_mean(
 
 
 def pigeonhole_interval(values: "Array") -> Interval:
-    """95 % interval of the mean of [seeds, tasks], rows and columns resampled each on their own (Owen, 2007)."""
+    """95 % interval of the mean of [seeds, tasks], with rows and columns resampled independently (Owen, 2007)."""
     import numpy as np
 
     generator, means = np.random.default_rng(0), []
@@ -87,9 +89,9 @@ def pigeonhole_interval(values: "Array") -> Interval:
 
 
 def sign_flip_p_value(differences: "ArrayLike") -> float:
-    """Two-sided: how often random signs give a mean as far from 0. Differences [n]; those of 0 change nothing.
+    """Two-sided p-value: how often random signs give a mean as far from 0. Differences [n]; zeros have no effect.
 
-    All 2^n signs of up to 14 differences; else (1 + hits) / (1 + 10,000 draws).
+    Exact over all 2^n sign flips for up to 14 differences; else (1 + hits) / (1 + 10,000 draws).
     """
     import numpy as np
 
@@ -110,7 +112,7 @@ def sign_flip_p_value(differences: "ArrayLike") -> float:
 
 @dataclass(frozen=True)
 class Paired:
-    """A - B over `num_tasks` tasks, each averaged over its repeats and over `num_seeds` pairs of runs."""
+    """Difference A - B over `num_tasks` tasks, each averaged over its repeats and over `num_seeds` pairs of runs."""
 
     num_tasks: int
     num_seeds: int
@@ -121,16 +123,18 @@ class Paired:
     high: float
     p_value: float
     by_seed: tuple[float, ...]
-    """The difference of each pair of runs."""
+    """Difference of each pair of runs."""
     detectable: float
-    """The smallest difference that this number of tasks would show in 80 % of all trials."""
+    """Smallest difference that this number of tasks detects in 80 % of trials."""
     tasks_needed: int | None
-    """For a difference of this size, likewise, counted no further than just beyond MAX_TASKS; None where there is no
-    difference at all."""
+    """Number of tasks that would detect this difference in 80 % of trials, capped just beyond MAX_TASKS.
+
+    None if the difference is zero.
+    """
 
     @property
     def verdict(self) -> str:
-        """ "Better" needs both the interval and the p-value."""
+        """Verdict in words. "Better" needs both the interval and the p-value."""
         if self.p_value < LEVEL and self.low > 0:
             return "A better"
         if self.p_value < LEVEL and self.high < 0:
@@ -146,17 +150,18 @@ class Paired:
 
 
 def paired(a: "ArrayLike", b: "ArrayLike") -> Paired:
-    """Two policies on the same tasks in the same order; the numbers of repeats may differ.
+    """Compare two policies on the same tasks in the same order; the numbers of repeats may differ.
 
-    The interval speaks of other tasks, not of other runs. Errors: ConfigError for unlike or fewer than two tasks.
+    The interval generalises to other tasks, not to other runs. Errors: ConfigError for unequal numbers of tasks, or
+    fewer than two.
     """
     return paired_runs([(a, b)])
 
 
 def paired_runs(pairs: "Sequence[tuple[ArrayLike, ArrayLike]]") -> Paired:
-    """The same of several pairs of runs on the same tasks; with more than one, seeds are resampled beside tasks.
+    """Compare several pairs of runs on the same tasks. With more than one pair, seeds are resampled as well as tasks.
 
-    That is wider than needed with many seeds, and still too narrow with two or three.
+    That interval is wider than needed with many seeds, and still too narrow with two or three.
     """
     import numpy as np
 
@@ -187,7 +192,7 @@ def paired_runs(pairs: "Sequence[tuple[ArrayLike, ArrayLike]]") -> Paired:
 
 
 def by_task(values: "ArrayLike") -> "Array":
-    """[tasks] or [tasks, repeats] -> means [tasks]. Errors: ConfigError for another shape, or no value."""
+    """Average [tasks, repeats] to [tasks]; [tasks] stays as it is. Errors: ConfigError for other or empty shapes."""
     import numpy as np
 
     array = np.asarray(values, float)

@@ -1,23 +1,23 @@
-"""How much of the fitness is noise, and how long it stays true: the statistics behind `hpc-es probe`.
+"""How much of the fitness is noise, and how fast it becomes outdated: the statistics behind `hpc-es probe`.
 
-Invariant: pure functions of scores; intervals are 95 % percentile bootstraps over members with a fixed seed, halves of
-a mirrored pair drawn together, so that the same scores always give the same answer. Members are few, so intervals are
-somewhat narrow: on synthetic scores (tests/test_probes.py) they held the truth in 81-91 % of trials with 8 members, in
-89-95 % with 24.
+Invariant: pure functions of scores. Intervals are 95 % percentile bootstraps over members with a fixed seed, and the
+halves of a mirrored pair are drawn together, so that the same scores always give the same result. Members are few, so
+intervals are somewhat narrow: on synthetic scores (test_probes.py) they covered the truth in 81-91 % of trials with 8
+members, and in 89-95 % with 24.
 
 The model of one score (a two-way random-effects layout without replication; Searle, Casella & McCulloch, 1992):
 
     fitness(member i, batch b) = mean + member_i + batch_b + task_noise_ib + sampling_noise_ib
 
-All members of a version share batch and sampling seeds, so batch_b moves everybody alike and cancels in z. What is left
-of z besides the member is noise; with T tasks per score its variance is tau^2 / T. Hence
+All members of a version share batch and sampling seeds, so batch_b shifts all of them equally and cancels in z. The
+rest of z besides the member is noise; with T tasks per score its variance is tau^2 / T. Hence
 
     reliability  rho(T) = signal / (signal + tau^2 / T)             consistency ICC(C,1) of McGraw & Wong (1996)
 
     cosine of an update to the one of the same members with noise-free fitness = sqrt(rho(T))
     cosine of an update to the true gradient ~ sqrt(N * rho(T) / D) while N is far below the D parameters,
 
-where noise vectors count as orthogonal. N * rho(T) is therefore what a budget should make large.
+where noise vectors count as orthogonal. N * rho(T) is therefore the quantity to maximise within a budget.
 """
 
 import math
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 NUM_RESAMPLES = 2000
 _SEED = 0
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Multiples of the run's T in the table of trade-offs."""
+"""Multiples of the run's T that the table of trade-offs shows."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its 95 % interval; the interval is NaN where no resample gave a number."""
+    """A number with its 95 % interval, which is NaN if no resample gave a number."""
 
     value: float
     low: float
@@ -48,58 +48,58 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Repeatability:
-    """The same member on the same tasks, again and again: how far its fitness moves, beside how members differ."""
+    """How much the fitness of one member varies between evaluations on the same tasks, compared with members."""
 
     identical: bool
     sd_repeats: float
     """Standard deviation of a member's fitness from one evaluation to the next, pooled over members."""
     sd_members: float
-    """Standard deviation, over members, of their mean fitness on these tasks."""
+    """Standard deviation over members of their mean fitness on these tasks."""
 
 
 @dataclass(frozen=True)
 class Trade:
-    """What T tasks per member would give. Gains are N * rho(T) over that of the run; above 1 is better."""
+    """Expected effect of T tasks per member. Gains are N * rho(T) relative to the run; above 1 is better."""
 
     num_tasks: int
     reliability: float
     cosine: float
-    """Expected, to the update of the same members with noise-free fitness: sqrt(rho(T))."""
+    """Expected cosine to the update of the same members with noise-free fitness: sqrt(rho(T))."""
     members: float
-    """N at the same number of episodes per update."""
+    """Population N at the same number of episodes per update."""
     gain: float
     members_at_equal_seconds: float | None
-    """N at the same worker-seconds per update; None: the run's log has no times."""
+    """Population N at the same worker-seconds per update; None if the run recorded no times."""
     gain_at_equal_seconds: float | None
 
 
 @dataclass(frozen=True)
 class NoiseFloor:
-    """Variances in (reward)^2 of one score at the run's T; estimates may fall below zero, as unbiased ones do."""
+    """Variances of one score at the run's T, in reward^2. Being unbiased, estimates may be negative."""
 
     num_members: int
     num_batches: int
-    """That every member was scored on."""
+    """Number of batches on which every member was scored."""
     num_tasks: int
     signal: Estimate
     """Variance between members."""
     task_noise: Estimate
-    """Member by task batch: the members' order differs from batch to batch."""
+    """Variance of member by task batch: the ranking of members differs between batches."""
     sampling_noise: Estimate
-    """On one batch, from one sampling seed to the next."""
+    """Variance between sampling seeds on one batch."""
     batch: Estimate
-    """Variance between batches, the same for every member: it cancels in z."""
+    """Variance between batches. It is the same for every member, so it cancels in z."""
     reliability: Estimate
-    """Share of the variance of z that is signal, within [0, 1]."""
+    """Share of the variance of z that is signal, in [0, 1]."""
     best_num_tasks: float | None
-    """sqrt(overhead per member / seconds per episode * tau^2 / signal), in tasks, at least 1: the T that makes
-    N * rho(T) largest at equal worker-seconds. None: no signal, or no times."""
+    """sqrt(overhead per member / seconds per episode * tau^2 / signal), in tasks, at least 1: the T that
+    maximises N * rho(T) at equal worker-seconds. None without signal or times."""
     trades: tuple[Trade, ...]
-    """Empty where no signal shows."""
+    """Empty without signal."""
 
 
 def repeatability(same: Sequence[Sequence[float]]) -> Repeatability:
-    """Repeatability of scores [M][k] of M members on one batch, each evaluated k times; M, k >= 2."""
+    """Compute repeatability from scores [M][k] of M members on one batch, each evaluated k times; M, k >= 2."""
     means = [statistics.fmean(row) for row in same]
     within = statistics.fmean(statistics.variance(row) for row in same)
     return Repeatability(all(len(set(row)) == 1 for row in same), math.sqrt(within), statistics.stdev(means))
@@ -114,10 +114,10 @@ def noise_floor(
     seeds: Sequence[int],
     costs: tuple[float, float] | None = None,
 ) -> NoiseFloor:
-    """The decomposition of scores [M][k] on one batch with k sampling seeds, and [M][b] on b batches; M, k, b >= 2.
+    """Decompose the variance of scores [M][k] on one batch with k seeds, and [M][b] on b batches; M, k, b >= 2.
 
-    `seeds` names each member's noise: members with one seed are resampled together. `costs`: worker-seconds that a
-    member takes before its first episode, and those of an episode.
+    `seeds` identifies each member's noise: members with equal seeds are resampled together. `costs` are the
+    worker-seconds of a member before its first episode, and of an episode.
     """
     import numpy as np
 
@@ -142,7 +142,7 @@ def noise_floor(
 
 
 def verdict(floor: NoiseFloor) -> str:
-    """What to do about it, in plain words."""
+    """State the result in words, and what to change."""
     if floor.signal.value <= 0 or floor.signal.low <= 0:
         return (
             f"no signal shows above the noise with {floor.num_members} members on {floor.num_batches} batches: the "
@@ -161,17 +161,17 @@ def verdict(floor: NoiseFloor) -> str:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How well the fitness of stale members tells what they are worth now. None: a side has no spread."""
+    """How well the fitness of stale members predicts their fitness now. None: one side has no spread."""
 
     lag: int
     version: int
     num_members: int
     rank_correlation: Estimate | None
-    """Spearman's, ties averaged."""
+    """Spearman's correlation, with ties averaged."""
     correlation: Estimate | None
-    """Pearson's: the cosine of the stale update to the one that the new scores would make."""
+    """Pearson's correlation: the cosine between the stale update and the update from the new scores."""
     share_of_ceiling: float | None
-    """rank_correlation over that of lag 0."""
+    """rank_correlation relative to that at lag 0."""
     mean_then: float
     mean_now: float
     num_logged: int
@@ -187,7 +187,7 @@ def agreement(
     num_logged: int = 0,
     ceiling: "Agreement | None" = None,
 ) -> Agreement:
-    """Agreement of two scores of the same members, [M] each, M >= 3. `ceiling`: the agreement at lag 0."""
+    """Compare two scores of the same members, [M] each, M >= 3. `ceiling` is the agreement at lag 0."""
     rank = _estimate(spearman, then, now, seeds)
     top = ceiling.rank_correlation.value if ceiling and ceiling.rank_correlation else 0.0
     return Agreement(
@@ -204,12 +204,12 @@ def agreement(
 
 
 def spearman(x: "Array", y: "Array") -> float:
-    """Rank correlation, ties averaged; NaN when one side has no spread. Shape [n] each."""
+    """Rank correlation with ties averaged; NaN if one side has no spread. Shape [n] each."""
     return pearson(_ranks(x), _ranks(y))
 
 
 def pearson(x: "Array", y: "Array") -> float:
-    """NaN when one side has no spread. Shape [n] each."""
+    """Linear correlation; NaN if one side has no spread. Shape [n] each."""
     if x.min() == x.max() or y.min() == y.max():
         return math.nan
     a, b = x - x.mean(), y - y.mean()
@@ -226,7 +226,7 @@ def _ranks(values: "Array") -> "Array":
 
 
 def _components(same: "Array", fresh: "Array") -> "Array":
-    """(signal, task noise, sampling noise, batch) from scores [M, k] on one batch and [M, b] on fresh ones."""
+    """Signal, task noise, sampling noise and batch, from scores [M, k] on one batch and [M, b] on fresh ones."""
     import numpy as np
 
     _, _, sampling = _mean_squares(same)
@@ -250,7 +250,7 @@ def _mean_squares(scores: "Array") -> tuple[float, float, float]:
 
 
 def _reliability(components: "Array") -> float:
-    """Signal over signal and noise. A negative estimate stands for a variance of zero."""
+    """Signal divided by signal plus noise. A negative estimate counts as zero."""
     signal, task, sampling = (float(value) for value in components[:3])
     signal, noise = max(signal, 0.0), max(task + sampling, 0.0)
     return signal / (signal + noise) if signal + noise > 0 else 0.0
@@ -259,7 +259,7 @@ def _reliability(components: "Array") -> float:
 def _resample(same: "Array", fresh: "Array", seeds: Sequence[int]) -> "Array":
     """Components of members drawn with replacement, [resamples, 4].
 
-    G groups drawn from G vary by (G - 1) / G of what G drawn anew would, in every mean square over members alike.
+    Drawing G groups from G with replacement shrinks every mean square over members by (G - 1) / G; this undoes it.
     """
     import numpy as np
 
@@ -312,7 +312,7 @@ def _trades(
 def _estimate(
     statistic: "Callable[[Array, Array], float]", then: Sequence[float], now: Sequence[float], seeds: Sequence[int]
 ) -> Estimate | None:
-    """None when the statistic of the scores themselves is no number."""
+    """Estimate a statistic with its interval; None if its value on the scores themselves is NaN."""
     import numpy as np
 
     x, y = np.asarray(then, float), np.asarray(now, float)

@@ -1,14 +1,13 @@
-"""How far a run came at each update, and for what: fitness, success, and the cost by which both may be plotted.
+"""How far a run came at each update and what that cost: fitness, success, and the costs to plot them against.
 
 Invariant: everything is counted at the moment of the commit. Cost is what training took up to then, discarded and void
-results included; evaluations of the policy on held-out tasks cost nothing here, since they are a choice of the
-observer.
+results included. Evaluations on held-out tasks cost nothing here, since how many to make is the observer's choice.
 """
 
 import itertools
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,11 +20,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Measure = Literal["success", "fitness"]
-"""What evaluations of the unperturbed policy are judged by: share of tasks solved, or mean episode reward."""
+"""Measure of the unperturbed policy: share of tasks solved, or mean episode reward."""
 Cost = Literal["updates", "evaluations", "tokens", "worker_seconds", "gpu_seconds", "wall_clock_s"]
 
 MEASURES: dict[str, str] = {"success": "success_rate", "fitness": "reward_mean"}
-"""Measure -> column of `evals`."""
+"""Column of `evals` for each measure."""
 COSTS: dict[str, str] = {
     "updates": "updates",
     "evaluations": "evaluations (members that were rolled out)",
@@ -34,33 +33,33 @@ COSTS: dict[str, str] = {
     "gpu_seconds": "GPU-seconds (seconds that workers were busy, times their GPUs)",
     "wall_clock_s": "wall-clock (s while a head was running)",
 }
-"""Alternative x axes, and what to write below them."""
+"""Choices for the x axis, with their labels."""
 
 TRAILING_UPDATES = 5
-"""Number of updates, up to the present one, over which the thick line of a learning curve is the mean."""
+"""Number of updates in the trailing mean, the thick line of a learning curve."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What evaluations of the unperturbed policy say about a run; NaN and -1 where there are none."""
+    """Results of a run's evaluations of the unperturbed policy; NaN and -1 if there are none."""
 
     start: float
-    """theta_0."""
+    """Value of theta_0."""
     peak: float
-    """The highest of all evaluations."""
+    """Highest value of all evaluations."""
     peak_update: int
-    """Where it was reached; of several, the earliest."""
+    """Update at which the peak was reached; the earliest if several."""
     final: float
-    """The newest evaluation: the last update, in a run that is finished."""
+    """Value of the newest evaluation: that of the last update, in a finished run."""
     final_update: int
     num_tasks: int
-    """Held-out tasks of one evaluation."""
+    """Number of held-out tasks per evaluation."""
     standard_error: float
     """Standard error of `final` over the tasks."""
 
 
 def progress(run: Run) -> "pd.DataFrame":
-    """One row per version from 0: the costs up to its commit (COSTS), fitness of its cohort, and the trailing mean.
+    """One row per version from 0: costs up to its commit (COSTS), fitness of its cohort, and trailing mean.
 
     Columns: version, updates, evaluations, tokens, worker_seconds, gpu_seconds (NaN where no worker has a GPU),
     wall_clock_s, fitness, trailing.
@@ -91,13 +90,31 @@ def progress(run: Run) -> "pd.DataFrame":
 
 
 def evaluated(run: Run) -> "pd.DataFrame":
-    """Evaluations of the unperturbed policy that the run itself made, in order of their version."""
+    """The run's own evaluations of the unperturbed policy, ordered by version."""
     evals = run.evals[(run.evals["source"] == "run") & (run.evals["num_tasks"] > 0)]
     return evals.sort_values("version").reset_index(drop=True)
 
 
+def evaluated_with_costs(run: Run, measure: Measure) -> "pd.DataFrame":
+    """Rows of `evaluated` with the columns of `progress` at the same version, and `error`, the standard error."""
+    frame = evaluated(run).merge(progress(run), on="version")
+    frame["error"] = standard_errors(run, measure).reindex(frame["version"]).to_numpy()
+    return frame
+
+
+def mean_over_runs(frames: "Sequence[pd.DataFrame]", x: str, y: str) -> "tuple[pd.DataFrame, pd.Series[float]]":
+    """Mean of x and y at each version that all runs have reached, and standard deviation of y (0 for a single run)."""
+    import pandas as pd
+
+    together = pd.concat(frames)
+    columns = list(dict.fromkeys(("version", x, y)))
+    groups = together[columns].astype(float).groupby(together["version"].to_numpy())
+    complete = groups.size() == len(frames)
+    return groups.mean()[complete], groups[y].std(ddof=1)[complete].fillna(0.0)
+
+
 def outcome(run: Run, measure: Measure = "success") -> Outcome:
-    """Peak, update of the peak (ties to the earliest) and final, as the asynchronous-ES paper reports them."""
+    """Peak, update of the peak and final value, as the asynchronous-ES paper reports them."""
     column, evals = measure_column(measure), evaluated(run)
     if evals.empty:
         return Outcome(math.nan, math.nan, -1, math.nan, -1, 0, math.nan)
@@ -116,37 +133,37 @@ def outcome(run: Run, measure: Measure = "success") -> Outcome:
 
 
 def standard_errors(run: Run, measure: Measure) -> "pd.Series[float]":
-    """Index version: of its evaluation in the run, over the tasks."""
+    """Standard error over tasks of the run's own evaluations. Index: version."""
     if measure == "success":
         return held_out.success_errors(run)
     return evaluated(run).set_index("version")["standard_error"]
 
 
 def measure_column(measure: str) -> str:
-    """Errors: ConfigError for an unknown measure."""
+    """Return the column of `evals` for a measure. Errors: ConfigError for an unknown measure."""
     if measure not in MEASURES:
         raise ConfigError(f"the measure {measure!r} is unknown: {' or '.join(MEASURES)}")
     return MEASURES[measure]
 
 
 def measure_of(runs: Iterable[Run]) -> Measure:
-    """Success, or fitness where no task was ever solved (or none can be)."""
+    """Choose success, or fitness if no task was ever solved."""
     return "success" if any((evaluated(run)["success_rate"] > 0).any() for run in runs) else "fitness"
 
 
 def check_cost(cost: str) -> None:
-    """Errors: ConfigError for an unknown cost."""
+    """Check the name of a cost. Errors: ConfigError for an unknown cost."""
     if cost not in COSTS:
         raise ConfigError(f"the x axis {cost!r} is unknown: one of {', '.join(COSTS)}")
 
 
 def busy_seconds(evaluations: "pd.DataFrame") -> "pd.Series[float]":
-    """Updating, perturbing and rolling out, per evaluation; NaN where there is no result."""
+    """Seconds of updating, perturbing and rolling out per evaluation; NaN without a result."""
     return evaluations["seconds_update"] + evaluations["seconds_perturb"] + evaluations["seconds_rollout"]
 
 
 def gpus_per_worker(run: Run) -> float:
-    """engine.tensor_parallel; NaN where no worker of the run reported another device than a CPU."""
+    """Number of GPUs per worker (engine.tensor_parallel); NaN if all workers reported a CPU as their device."""
     devices = {str(json.loads(facts or "{}").get("device", "cpu")) for facts in run.workers["facts"]}
     if devices <= {"cpu"}:
         return math.nan
@@ -154,17 +171,17 @@ def gpus_per_worker(run: Run) -> float:
 
 
 def seconds_cost(runs: Iterable[Run]) -> Literal["worker_seconds", "gpu_seconds"]:
-    """By which cost of busy seconds runs can be compared: GPU-seconds, if all have GPUs."""
+    """Choose the cost that can compare the busy seconds of all runs: GPU-seconds if all have GPUs."""
     return "worker_seconds" if any(math.isnan(gpus_per_worker(run)) for run in runs) else "gpu_seconds"
 
 
 def tokens(evaluations: "pd.DataFrame") -> "pd.Series[float]":
-    """Prompt and generated tokens, per evaluation; NaN where there is no result."""
+    """Prompt and generated tokens per evaluation; NaN without a result."""
     return evaluations["tokens_in"].astype("Float64").add(evaluations["tokens_out"]).astype(float)
 
 
 def head_spans(run: Run) -> list[tuple[float, float]]:
-    """(start, last word) of each head, in seconds since the epoch. They do not overlap: see Projection."""
+    """Start and last recorded time of each head, in seconds since the epoch. They do not overlap: see Projection."""
     import pandas as pd
 
     evaluations = run.evaluations[run.evaluations["source"] == "run"]
@@ -180,12 +197,12 @@ def head_spans(run: Run) -> list[tuple[float, float]]:
 
 
 def seconds_elapsed(spans: list[tuple[float, float]], time: float) -> float:
-    """While a head was running, up to `time`."""
+    """Seconds up to `time` during which a head was running."""
     return sum(min(max(time - start, 0.0), end - start) for start, end in spans)
 
 
 def _training_results(run: Run) -> "pd.DataFrame":
-    """Evaluations of members, and of the centre on their batch, that came back."""
+    """Evaluations of members, and of the centre on their batch, that returned a result."""
     evaluations = run.evaluations
     return evaluations[(evaluations["kind"] != "eval") & evaluations["time_received"].notna()]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from hpc_es.analysis.statistics.runs import Runs, conditions_of, seed
-from hpc_es.analysis.text_table import TextTable, mean_and_sd
+from hpc_es.analysis.statistics.text_table import TextTable, mean_and_sd
 from hpc_es.paths import RunPaths
 from hpc_es.store import Run
 from hpc_es.store.retention import Record, asked_alike, read_records

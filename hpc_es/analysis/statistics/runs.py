@@ -1,8 +1,8 @@
-"""Which run is which: runs of equal settings are one condition, and every condition has a name that tells it apart.
+"""Groups runs of equal settings into conditions, and gives every condition a distinct name.
 
-Invariant: two runs are of one condition exactly when their configurations differ in nothing but run.seed and keys
-that change no bit of a result, and no seed comes twice in one; a name given by hand does not change that. Names
-are those of the asynchronous-ES paper (Hoy et al., 2026): Sync, Async-1, Lag-4 50 %, Tail-32, Staircase.
+Invariant: two runs belong to one condition exactly when their configurations differ only in run.seed and in keys that
+change no bit of a result. No seed occurs twice in a condition, also if its name was given by the user. Names are those
+of the asynchronous-ES paper (Hoy et al., 2026): Sync, Async-1, Lag-4 50 %, Tail-32, Staircase.
 """
 
 import json
@@ -17,13 +17,13 @@ from hpc_es.errors import ConfigError
 from hpc_es.store import Run, read
 
 Source = Run | str | Path
-"""A run, or where it is: a run folder or a run.h5."""
+"""A run, its run folder, or its run.h5."""
 Runs = Source | Sequence[Source] | Mapping[str, Source | Sequence[Source]]
-"""What tables and figures take: one run, several, or runs by the name of their condition."""
+"""Argument of tables and figures: one run, several, or a mapping from condition names to runs."""
 
 _APART = ("run.seed", *HARMLESS)
 _MAX_KEYS = 2
-"""More settings than these make no readable name."""
+"""Largest number of differing settings that a condition's name lists."""
 _PLAIN = {"es.subspaces": 1, "es.mirrored": False, "es.shaping": "zscore", "es.baseline": "none"}
 _PLAIN |= {"es.lag_weight.kind": "none", "es.optimiser.kind": "none", "es.control": "none"}
 _WORDS = {
@@ -39,17 +39,17 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Condition:
-    """Runs that repeat one another but for their seeds."""
+    """Runs that differ in nothing but their seeds."""
 
     label: str
     runs: tuple[Run, ...]
 
 
 def conditions_of(runs: Runs) -> list[Condition]:
-    """The conditions of some runs, in the order in which they first come; a mapping names them itself.
+    """Group runs into conditions, in order of first appearance. A mapping gives the conditions and their names.
 
-    Errors: ConfigError for what is no run, for a seed that comes twice in one condition, and for a name given to runs
-    of different settings; those of hpc_es.store.read for a path.
+    Errors: ConfigError for an argument that is not a run, for a seed that occurs twice in a condition, and for a name
+    given to runs of different settings; those of hpc_es.store.read for a path.
     """
     if isinstance(runs, Mapping):
         named = [Condition(label, tuple(_sequence(members))) for label, members in runs.items()]
@@ -73,7 +73,7 @@ def conditions_of(runs: Runs) -> list[Condition]:
 
 
 def labelled(runs: Runs) -> list[tuple[str, Run]]:
-    """Every run with a name of its own: its condition's, and its seed where the condition has several runs."""
+    """Every run with a distinct label: its condition, and its seed if the condition has several runs."""
     named = []
     for condition in conditions_of(runs):
         for run in condition.runs:
@@ -84,7 +84,7 @@ def labelled(runs: Runs) -> list[tuple[str, Run]]:
 
 
 def labelled_within(condition: Condition) -> list[tuple[str, Run]]:
-    """Runs of a condition with a label that says which of how many each is: "Sync: sync1, 2 of 3 runs"."""
+    """Runs of a condition with labels that number them: "Sync: sync1, 2 of 3 runs"."""
     total = len(condition.runs)
     if total == 1:
         return [(condition.label, condition.runs[0])]
@@ -95,7 +95,7 @@ def labelled_within(condition: Condition) -> list[tuple[str, Run]]:
 
 
 def settings(run: Run) -> dict[str, Any]:
-    """The configuration with the defaults of today, nested; as recorded where another hpc_es wrote it."""
+    """Nested configuration with current defaults, or as recorded if another version of hpc_es wrote it."""
     try:
         return from_record(str(run.attrs["config"])).model_dump(mode="json")
     except ConfigError:
@@ -103,28 +103,28 @@ def settings(run: Run) -> dict[str, Any]:
 
 
 def flat_settings(run: Run) -> dict[str, Any]:
-    """Dotted key -> value; lists and empty mappings are values."""
+    """Configuration as dotted keys and values; lists and empty mappings are values."""
     return dict(_leaves(settings(run), ""))
 
 
 def compared_settings(run: Run) -> dict[str, Any]:
-    """`flat_settings` that are equal in all runs of a condition."""
+    """The part of `flat_settings` that is equal in all runs of a condition."""
     return {key: value for key, value in flat_settings(run).items() if not _is_apart(key)}
 
 
 def place(run: Run) -> str:
-    """Its name, and where it lies if that is called otherwise: for messages."""
+    """Name of a run for messages, with its folder if that is named differently."""
     name = str(run.attrs["run_id"])
     return name if run.folder is None or run.folder.name == name else f"{name} ({run.folder})"
 
 
 def seed(run: Run) -> int:
-    """run.seed."""
+    """Return run.seed."""
     return int(run.config.get("run", {}).get("seed", 0))
 
 
 def condition_label(run: Run) -> str:
-    """Staleness first, then whatever the method adds to plain ES: "Lag-4 50 %, CoPES-4"."""
+    """Name of a run's condition: its staleness, then what differs from plain ES, as in "Lag-4 50 %, CoPES-4"."""
     flat = flat_settings(run)
     method = [
         words.format(str(flat[key]).replace("_", " ").replace("-", " ") if isinstance(flat[key], str) else flat[key])
@@ -135,12 +135,12 @@ def condition_label(run: Run) -> str:
 
 
 def is_staircase(run: Run) -> bool:
-    """Whether the lag of whole cohorts climbs in steps: an average over updates would blur the steps."""
+    """Whether a run is a staircase, whose steps an average over updates would blur."""
     return settings(run).get("staleness", {}).get("mode") == "staircase"
 
 
 def staleness_label(staleness: Mapping[str, Any]) -> str:
-    """As the paper names it: Sync, Async-1, Lag-4 50 %, Tail-32, Staircase."""
+    """Name of a schedule in the asynchronous-ES paper: Sync, Async-1, Lag-4 50 %, Tail-32, Staircase."""
     match staleness.get("mode", "sync"):
         case "natural":
             return f"Async-{staleness['max_lag']}" + (" hold" if staleness.get("overdue") == "hold" else "")
@@ -158,8 +158,11 @@ def staleness_label(staleness: Mapping[str, Any]) -> str:
 
 
 def _distinct(labels: dict[str, str], settings: dict[str, dict[str, Any]], names: dict[str, str]) -> dict[str, str]:
-    """Add to equal labels what tells their conditions apart: population x tasks and key=value, or where too many keys
-    differ the name of the first run; and a number to what is still the same."""
+    """Make equal labels distinct.
+
+    Appends population x tasks and key=value, or the name of the first run if too many keys differ, and a number if
+    labels are still equal.
+    """
     result: dict[str, str] = {}
     for key, label in labels.items():
         twins = [other for other, same in labels.items() if same == label]
@@ -189,7 +192,7 @@ def _is_apart(key: str) -> bool:
 
 
 def _check_settings(condition: Condition) -> None:
-    """Errors: ConfigError when the runs are no repetitions of one another."""
+    """Check that runs differ in their seeds only. Errors: ConfigError."""
     for run in condition.runs[1:]:
         first, other = compared_settings(condition.runs[0]), compared_settings(run)
         for key in first | other:
@@ -197,12 +200,12 @@ def _check_settings(condition: Condition) -> None:
                 values = (json.dumps(flat.get(key)) for flat in (first, other))
                 raise ConfigError(
                     f"{place(condition.runs[0])} and {place(run)} cannot both be {condition.label!r}: {key} is "
-                    f"{' and '.join(values)}; runs of one condition differ in their seed only, so give them two names"
+                    f"{' and '.join(values)}; runs of one condition differ only in their seeds, so give them two names"
                 )
 
 
 def _check_seeds(condition: Condition) -> None:
-    """Errors: ConfigError when a run or a seed comes twice."""
+    """Check that no run and no seed occurs twice. Errors: ConfigError."""
     seen: dict[int, Run] = {}
     for run in condition.runs:
         earlier = seen.get(seed(run))
@@ -213,7 +216,7 @@ def _check_seeds(condition: Condition) -> None:
             raise ConfigError(f"the run {place(run)} is given twice in {condition.label!r}; give it once")
         raise ConfigError(
             f"{place(earlier)} and {place(run)} of {condition.label!r} have the same seed, {seed(run)}: a deviation "
-            "between runs needs independent ones; leave one out, or report them under two names"
+            "between runs needs independent runs; leave one out, or report them under two names"
         )
 
 

@@ -1,8 +1,8 @@
-"""theta on a random sample of parameters, at every version, from base model and journal alone.
+"""Replays theta at every version on a random sample of parameters, from base model and journal alone.
 
-The noise of an element depends on its address only, so a few thousand elements can be replayed without the rest, by
-the very kernels that make theta. Invariant: what is replayed is bit for bit what theta has there; only the step from
-the sample to all parameters is an estimate, and every estimate comes with its standard error.
+The noise of an element depends only on its address, so a few thousand elements can be replayed without the rest, with
+the same kernels. Invariant: replayed elements equal theta bit for bit; only the step from the sample to all parameters
+is an estimate, and every estimate comes with its standard error.
 """
 
 import math
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 PIECE = 1024
-"""Consecutive elements that are taken together; their noise is as independent as any other's."""
+"""Number of consecutive elements in a piece. Neighbours have noise as independent as any other elements."""
 NUM_PIECES = 128
 _MAX_ERRORS = 8.0
-"""Standard errors between a recorded and an estimated update norm above which the base model must be another."""
+"""Largest deviation from a recorded update norm, in standard errors, before the base model counts as another one."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What the sample says about V updates. Norms and distances are of all trained parameters, estimated."""
+    """Estimates of norms and distances over all trained parameters at V updates, from a sample."""
 
     num_parameters: int
-    """Trained ones, d."""
+    """Number of trained parameters, d."""
     num_sampled: int
     commits: tuple[Commit, ...]
     norms: "Floats"
     """[V] |theta_u - theta_{u-1}|."""
     norm_errors: "Floats"
-    """[V] standard errors of `norms`."""
+    """[V] Standard errors of `norms`."""
     distances: "Floats"
     """[V] |theta_u - theta_0|."""
     distance_errors: "Floats"
@@ -55,10 +55,10 @@ class Sample:
 
 @lru_cache(maxsize=8)
 def sample(run: Run, model: Path | None = None, num_pieces: int = NUM_PIECES) -> Sample:
-    """Replay a run on up to `num_pieces` pieces of 1,024 parameters, drawn with a fixed seed; `model` is the base model
-    where it has moved. Kept in memory, since several figures ask for it.
+    """Replay a run on up to `num_pieces` pieces of 1,024 parameters, drawn with a fixed seed.
 
-    Errors: NothingToShow without journal, commits or base model, or when that is not the model of this run.
+    `model` is the path of the base model if it has moved. The result is cached, since several figures need it.
+    Errors: NothingToShow without journal, commits or base model, or if that is not the model of this run.
     """
     import numpy as np
 
@@ -86,8 +86,10 @@ def sample(run: Run, model: Path | None = None, num_pieces: int = NUM_PIECES) ->
 
 
 def estimate_norm(values: "Floats", size: int) -> tuple[float, float]:
-    """Euclidean norm of `size` elements of which `values` is a random sample, and its standard error (delta method,
-    with the correction for a sample that is a good part of the whole)."""
+    """Estimate the Euclidean norm of `size` elements from a random sample, and its standard error.
+
+    Uses the delta method with the finite-population correction.
+    """
     squares = values**2
     mean = float(squares.mean())
     if mean == 0:
@@ -100,7 +102,7 @@ def estimate_norm(values: "Floats", size: int) -> tuple[float, float]:
 
 
 class _Piece(NamedTuple):
-    """Consecutive elements of one tensor, with the state of an optimiser beside them."""
+    """Consecutive elements of one tensor, with their optimiser state."""
 
     ident: int
     start: int
@@ -119,12 +121,12 @@ def _trained_slots(run: Run, model: Path | None) -> "list[Slot]":
     except ConfigError as error:
         raise NothingToShow(str(error)) from error
     except ModelError as error:
-        raise NothingToShow(f"the base model is not at hand ({error}); --model says where it is") from error
+        raise NothingToShow(f"the base model cannot be read ({error}); give its path with --model") from error
     return [slot for slot in slots if slot.trained and slot.stored.size]
 
 
 def _draw(slots: "Sequence[Slot]", num_pieces: int) -> Iterator[_Piece]:
-    """Different pieces, each as likely as any other."""
+    """Draw pieces uniformly without replacement."""
     import numpy as np
 
     from hpc_es.noise import State
@@ -141,14 +143,14 @@ def _draw(slots: "Sequence[Slot]", num_pieces: int) -> Iterator[_Piece]:
 
 
 def _part(stored: "Stored", start: int, count: int) -> "Stored":
-    """Some elements of a stored tensor, as a tensor of their own."""
+    """Describe a slice of a stored tensor as a stored tensor."""
     from hpc_es.params.weights import FLOATS
 
     return replace(stored, shape=(count,), offset=stored.offset + start * FLOATS[stored.dtype].itemsize)
 
 
 def _advance(pieces: list[_Piece], commit: Commit) -> None:
-    """theta_{u-1} -> theta_u on all pieces, in place."""
+    """Update all pieces in place from theta_{u-1} to theta_u."""
     from hpc_es.noise import kernels
     from hpc_es.params.arena import update_of
 
@@ -158,7 +160,7 @@ def _advance(pieces: list[_Piece], commit: Commit) -> None:
 
 
 def _check_base(run: Run, norms: "Floats", errors: "Floats") -> None:
-    """The head recorded the norm of every update; the sample must agree."""
+    """Check that the sample agrees with the norms that the head recorded. Errors: NothingToShow."""
     import numpy as np
 
     recorded = run.updates.sort_values("version")["update_norm"].to_numpy(float)[: len(norms)]
@@ -167,5 +169,5 @@ def _check_base(run: Run, norms: "Floats", errors: "Floats") -> None:
         update = int(np.argmax(off))
         raise NothingToShow(
             f"the norm of update {update + 1} is {norms[update]:.4g} on this base model, but the run recorded "
-            f"{recorded[update]:.4g}: it began with another model; --model says where that is"
+            f"{recorded[update]:.4g}: it began from another model; give the path of that one with --model"
         )

@@ -1,4 +1,4 @@
-"""Questions about scanned pages: DocVQA's own, or made-up ones that are drawn here."""
+"""Questions about document pages: scans from the DocVQA challenge, or generated pages."""
 
 from hpc_es.envs.docvqa.env import DocVqa
 

@@ -1,7 +1,7 @@
-"""Questions about pages: those of DocVQA's own files, and those of pages that are drawn here.
+"""Questions about pages: from the DocVQA challenge's files, or about generated pages.
 
-Invariant: task i of a split is always the same question about the same page, and no page of the held-out split is ever
-shown in training (the challenge splits by document; drawn pages have seeds of their own).
+Invariant: task i of a split is always the same question about the same page, and no page of the held-out split appears
+in training (the challenge splits by document; the seeds of generated pages differ between splits).
 """
 
 import json
@@ -21,9 +21,10 @@ from hpc_es.seeds import derive
 Split = Literal["train", "eval"]
 
 _FILES = {"train": "train_v1.0*.json", "eval": "val_v1.0*.json"}
-"""The challenge keeps the answers of its test split to itself, so evaluation is on the validation split."""
+"""Annotation file of each split. The answers of the challenge's test split are not public, so evaluation uses the
+validation split."""
 _LAYOUTS = ("", "spdocvqa_qas", "train", "val")
-"""Folders of an unpacked download, old and new, that may hold an annotation file."""
+"""Folders of an unpacked download, in its old and new layout, that may hold an annotation file."""
 _PAGE_FOLDERS = ("documents", "spdocvqa_images", "images")
 _SUFFIXES = (".png", ".jpg", ".jpeg")
 
@@ -32,31 +33,31 @@ _SUFFIXES = (".png", ".jpg", ".jpeg")
 class Question:
     text: str
     accepted: tuple[str, ...]
-    """Any of these is right."""
+    """The answers that count as right."""
     suffix: str = ".png"
-    """Of the page's file."""
+    """Suffix of the page's file name."""
 
 
 class Questions(ABC):
-    """Of one split."""
+    """The questions of one split."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def id(self, task: int) -> str:
-        """The question's own name."""
+        """The question's name in its data."""
 
     @abstractmethod
     def question(self, task: int) -> Question: ...
 
     @abstractmethod
     def page(self, task: int) -> bytes:
-        """The image file. Errors: EnvError when it cannot be read."""
+        """Contents of the page's image file. Errors: EnvError when it cannot be read."""
 
 
 class Drawn(Questions):
-    """Made-up pages, each drawn for one question."""
+    """Generated pages, each drawn for one question."""
 
     def __init__(self, split: Split, num_tasks: int, seed: int) -> None:
         self._split, self._num_tasks, self._seed = split, num_tasks, seed
@@ -79,7 +80,7 @@ class Drawn(Questions):
 
 
 _draw = lru_cache(maxsize=64)(pages.draw)
-"""All members of a version are asked about the same pages."""
+"""Cached, because all members of a version are asked about the same pages."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,10 @@ class _Entry:
 
 
 class Official(Questions):
-    """DocVQA's annotation file and pages, in an order that spreads the first tasks over all documents."""
+    """Questions from DocVQA's annotation file, in an order that spreads the first tasks over all documents."""
 
     def __init__(self, annotations: Path) -> None:
-        """Errors: ConfigError for a file that is damaged or has no answers, and when a page is missing."""
+        """Read the annotation file. Errors: ConfigError if it is damaged or has no answers, or if a page is missing."""
         find = _PageFinder(annotations.parent)
         read = [_entry(entry, number, annotations, find) for number, entry in enumerate(_entries(annotations))]
         self._entries = sorted(read, key=lambda entry: derive(0, "docvqa", entry.id))
@@ -116,9 +117,9 @@ class Official(Questions):
 
 
 def official(data_dir: Path, split: Split) -> Official:
-    """The questions of a split, read once in a process, however many environments are made at once.
+    """The questions of a split, read once per process, even if many environments are created at once.
 
-    Errors: ConfigError when `data_dir` has no annotation file of the split, and as `Official`.
+    Errors: ConfigError when `data_dir` has no annotation file of the split; those of `Official`.
     """
     with _reading:
         return _official(data_path(data_dir), split)
@@ -131,7 +132,7 @@ _reading = threading.Lock()
 def _official(data_dir: Path, split: Split) -> Official:
     pattern = _FILES[split]
     for folder in (data_dir / layout for layout in _LAYOUTS):
-        if found := sorted(folder.glob(pattern)):  # with and without types of questions, the questions are the same
+        if found := sorted(folder.glob(pattern)):  # files with and without question types hold the same questions
             return Official(found[0])
     raise ConfigError(
         f"data_dir={data_dir} holds no {pattern} for split={split}; give the folder of DocVQA's annotations (Task 1 of "
@@ -151,7 +152,7 @@ def _entries(path: Path) -> list[Any]:
 
 
 def _entry(entry: Any, number: int, path: Path, find: "_PageFinder") -> _Entry:
-    """Errors: ConfigError naming the entry and what it lacks."""
+    """Check and convert one question of an annotation file. Errors: ConfigError naming the entry and the fault."""
     where = f"{path}, data[{number}]"
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} is {type(entry).__name__}; each question is an object")
@@ -161,13 +162,13 @@ def _entry(entry: Any, number: int, path: Path, find: "_PageFinder") -> _Entry:
     accepted = entry.get("answers")
     if not (isinstance(accepted, list) and accepted and all(isinstance(each, str) for each in accepted)):
         raise ConfigError(
-            f"{where} has answers={accepted!r}; it takes a list of texts, as train_v1.0 and val_v1.0 have them (the "
-            "test split comes without answers and cannot be scored here)"
+            f"{where} has answers={accepted!r}; it must be a list of texts, as in train_v1.0 and val_v1.0 (the test "
+            "split has no answers and cannot be scored here)"
         )
     page = find(entry["image"])
     if page is None:
         raise ConfigError(
-            f"{where} is about the page {entry['image']}, which is not below {path.parent}, nor in "
+            f"{where} needs the page {entry['image']}, which is not below {path.parent}, nor in "
             f"{' or '.join(_PAGE_FOLDERS)} there or one folder above: unpack the pages there"
         )
     question = Question(entry["question"], tuple(accepted), page.suffix.lower())
@@ -175,7 +176,8 @@ def _entry(entry: Any, number: int, path: Path, find: "_PageFinder") -> _Entry:
 
 
 class _PageFinder:
-    """Pages by the name in the annotations; a folder is listed once, since it may hold thousands on a slow disk."""
+    """Finds pages by their name in the annotations. Each folder is listed once, because it may hold thousands of files
+    on a slow disk."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -196,6 +198,6 @@ class _PageFinder:
         if folder not in self._listed:
             try:
                 self._listed[folder] = frozenset(entry.name for entry in folder.iterdir())
-            except OSError:  # one of several places to look
+            except OSError:  # only one of several possible folders
                 self._listed[folder] = frozenset()
         return self._listed[folder]

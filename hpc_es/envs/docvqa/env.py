@@ -1,8 +1,8 @@
-"""DocVQA as an agent plays it: a question about a scanned page, which it reads with OCR from bash.
+"""DocVQA for agents: a question about a scanned page, which the agent reads with OCR from bash.
 
-The protocol is that of Agentic ESOpt (Zheng et al., 2026): one bash command or the answer a turn, outputs come back as
-text, at most 50 turns. Reward is ANLS, success is an exact match; an answer before any command scores 0. Invariant: a
-command that fails, or runs into its limits, is an outcome that the agent sees; a sandbox that fails is a fault.
+The protocol is that of Agentic ESOpt (Zheng et al., 2026): each turn is one bash command or the answer, outputs are
+returned as text, at most 50 turns. Reward is ANLS, success is an exact match; an answer before any command scores 0.
+Invariant: a command that fails or exceeds its limits is an outcome that the agent sees; a failing sandbox is a fault.
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ from hpc_es.errors import ConfigError, EnvError
 
 class DocVqa(Env):
     strip_thinking = True
-    forgets = False  # what outgrows the context has failed
+    forgets = False  # an episode that exceeds the context fails
     history: int | None = None
 
     @validate_call
@@ -35,14 +35,17 @@ class DocVqa(Env):
         num_tasks: Annotated[int, Field(ge=1)] = 1024,
         seed: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """Errors: ConfigError when data cannot be read, or no command can be run here although the protocol wants it.
+        """Questions come from the challenge's files, or are asked about generated pages.
 
-        data_dir: a folder with DocVQA's train_v1.0*.json, val_v1.0*.json and pages; default is pages that are drawn.
+        data_dir: folder with DocVQA's train_v1.0*.json, val_v1.0*.json and pages; by default pages are generated.
         split: `eval` is the challenge's validation split.
-        page: `tool` is the published protocol; `image` shows the page itself to a vision-language model, which has no
-            tools and answers at once.
-        limits: of a command and of what it writes, as in `sandbox.Limits`; the rest of an output is left out.
-        num_tasks, seed: of drawn pages.
+        page: `tool` is the published protocol; `image` shows the page to a vision-language model, which has no tools
+            and answers immediately.
+        limits: limits of each command, as in `sandbox.Limits`; the middle of a longer output is left out.
+        num_tasks: number of generated pages.
+        seed: seed of generated pages.
+
+        Errors: ConfigError when data cannot be read, or with page=tool when commands cannot be run here.
         """
         if page == "tool":
             _require_tools()
@@ -51,14 +54,15 @@ class DocVqa(Env):
         )
         self.num_tasks = len(self._questions)
         if page == "image":
-            self.history = 0  # it is shown with every turn
+            self.history = 0  # every observation already contains the page
         self.shows_images = page == "image"
         self._max_turns, self._limits = max_turns, limits
         self._sandbox: Sandbox | None = None
         self._running = False
 
     def facts(self, task: int) -> TaskFacts:
-        """The question's own id; a command and an answer are the shortest success, for a model that sees the answer."""
+        """The question's id; the shortest success takes one command and an answer, or only an answer if the model sees
+        the page."""
         super().facts(task)
         return TaskFacts(f"question {self._questions.id(task)}", horizon=1 if self.shows_images else 2)
 
@@ -86,8 +90,8 @@ class DocVqa(Env):
         if action is not None and action.kind == "answer":
             return self._finish(action.text)
         if action is not None and not self.shows_images:
-            return self._go_on(self._run(action.text))
-        return self._go_on(prompt.NO_ANSWER if self.shows_images else prompt.NO_ACTION, invalid=True)
+            return self._continue(self._run(action.text))
+        return self._continue(prompt.NO_ANSWER if self.shows_images else prompt.NO_ACTION, invalid=True)
 
     def close(self) -> None:
         self._running = False
@@ -96,13 +100,13 @@ class DocVqa(Env):
             self._sandbox = None
 
     def _run(self, command: str) -> str:
-        """What the agent sees of a command."""
+        """Run a command and return the text that the agent is shown."""
         if self._sandbox is None:
             self._sandbox = Sandbox(self._limits, {self._name: self._questions.page(self._task)})
         self._num_commands += 1
         return prompt.outcome(self._sandbox.run(command))
 
-    def _go_on(self, text: str, *, invalid: bool = False) -> StepResult:
+    def _continue(self, text: str, *, invalid: bool = False) -> StepResult:
         if self._num_turns == self._max_turns:
             self.close()
             return StepResult(None, 0.0, terminated=False, truncated=True, invalid=invalid)
@@ -129,12 +133,12 @@ class DocVqa(Env):
 
 @cache
 def _require_tools() -> None:
-    """Errors: ConfigError with what is missing. Looks once per process."""
+    """Check once per process that commands and tesseract work. Errors: ConfigError with the remedy."""
     with Sandbox() as sandbox:
         ran = sandbox.run("tesseract --version")
     if ran.status != 0:
         raise ConfigError(
             f"page=tool: the agent reads pages with tesseract, which does not run in a sandbox here "
-            f"({ran.output.strip()}): install it below /usr on every node that has workers (apt install tesseract-ocr, "
-            "dnf install tesseract), or show the page to the model: page=image"
+            f"({ran.output.strip()}): install it below /usr on every node with workers (apt install tesseract-ocr, "
+            "dnf install tesseract), or use page=image to show the page to the model"
         )

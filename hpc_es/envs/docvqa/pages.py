@@ -1,8 +1,7 @@
-"""Made-up pages: forms, invoices and letters, drawn from a seed, each with a question whose answer is known because it
-was written there.
+"""Generated pages (forms, invoices and letters), each with a question whose answer is written on the page.
 
-Invariant: the same seed gives the same page and question, with the same release of Pillow to the bit; no name, number
-or address is of anybody. Fonts are those that matplotlib brings, so that no page depends on the machine's.
+Invariant: the same seed gives the same page and question, and with the same release of Pillow the same bits. All names,
+numbers and addresses are invented. The fonts come with matplotlib, so that pages do not depend on the machine's fonts.
 """
 
 import io
@@ -25,7 +24,7 @@ except ImportError as error:
 
 DPI = 150
 WIDTH, HEIGHT, MARGIN = 1240, 1754, 110
-"""In dots; A4."""
+"""Size and margin of an A4 page in dots."""
 MAX_ITEMS = 7
 
 Question = tuple[str, tuple[str, ...]]
@@ -41,7 +40,7 @@ class Page:
 
 
 def draw(seed: int) -> Page:
-    """A page of one of the kinds, with one of the questions that it answers."""
+    """Draw a page of a random kind, with one of the questions that it answers."""
     rng = random.Random(seed)
     sheet = _Sheet(serif=rng.random() < 0.5)
     question, accepted = rng.choice(rng.choice(KINDS)(rng, sheet))
@@ -49,7 +48,7 @@ def draw(seed: int) -> Page:
 
 
 def form(rng: random.Random, sheet: "_Sheet") -> list[Question]:
-    """A registration form: ruled boxes with labels and what was filled in."""
+    """Draw a registration form: ruled boxes with labels and entries."""
     entries = [
         ("Full name", words.person(rng)),
         ("Employee number", f"{rng.randrange(10_000, 99_999)}"),
@@ -74,7 +73,7 @@ def form(rng: random.Random, sheet: "_Sheet") -> list[Question]:
 
 
 def invoice(rng: random.Random, sheet: "_Sheet") -> list[Question]:
-    """An invoice: a table of items with quantities and prices, and what they come to."""
+    """Draw an invoice: a table of items with quantities and prices, and the total."""
     number, date, customer = f"INV-{rng.randrange(1000, 9999)}", words.date(rng, 1995, 2020), words.person(rng)
     names = rng.sample(words.ITEMS, rng.randint(3, MAX_ITEMS))
     items = [(name, rng.randint(2, 60), rng.randrange(150, 9900)) for name in names]
@@ -108,7 +107,7 @@ def invoice(rng: random.Random, sheet: "_Sheet") -> list[Question]:
 
 
 def letter(rng: random.Random, sheet: "_Sheet") -> list[Question]:
-    """A letter of invitation: the facts stand in running text."""
+    """Draw a letter of invitation, with the facts in running text."""
     sender, recipient, company = words.person(rng), words.person(rng), rng.choice(words.COMPANIES)
     written, day = words.date(rng, 1960, 1999), rng.choice(words.WEEKDAYS)
     hour, city = f"{rng.randint(1, 11)}:{rng.choice(('00', '15', '30', '45'))} p.m.", rng.choice(words.CITIES)
@@ -148,12 +147,12 @@ KINDS: tuple[Callable[[random.Random, "_Sheet"], list[Question]], ...] = (form, 
 
 
 def _amounts(cents: int) -> tuple[str, str]:
-    """With and without the sign."""
+    """An amount with and without the dollar sign."""
     return words.money(cents), words.money(cents).removeprefix("$")
 
 
 class _Sheet:
-    """White paper, written from top to bottom."""
+    """A white page that is filled from top to bottom."""
 
     def __init__(self, *, serif: bool) -> None:
         self._image = Image.new("L", (WIDTH, HEIGHT), 255)
@@ -180,7 +179,7 @@ class _Sheet:
         self.skip(size // 2)
 
     def row(self, cells: Sequence[tuple[float, str]], *, boxed: bool = False, bold: bool = False) -> None:
-        """Cells, each at its share of the width."""
+        """Draw a row of cells, each with its share of the width."""
         size, height, width = 26, 56, WIDTH - 2 * MARGIN
         for at, text in cells:
             left = MARGIN + int(at * width)

@@ -1,4 +1,4 @@
-"""What the agent is told, and how its answers are read."""
+"""The agent's prompts, and the parsing of its answers."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from hpc_es.envs.sandbox import Execution
 _ACTIONS = re.compile(
     r"<(?P<kind>bash|answer)>(?P<text>.*?)(?:</(?P=kind)>|\Z)|```(?:bash|sh)\s(?P<command>.*?)(?:```|\Z)", re.DOTALL
 )
-"""A fenced block of bash is a command too: many models write nothing else."""
+"""A fenced bash block also counts as a command, because many models use no other form."""
 NO_ACTION = "That was no action. Write <bash>a command</bash> or <answer>the answer</answer>."
 NO_ANSWER = "That was no answer. Write <answer>the answer</answer>."
 
@@ -16,13 +16,16 @@ NO_ANSWER = "That was no answer. Write <answer>the answer</answer>."
 @dataclass(frozen=True)
 class Action:
     kind: str
-    """bash or answer."""
+    """`bash` or `answer`."""
     text: str
 
 
 def read(text: str) -> Action | None:
-    """The first action of an answer: what a model imagines to come after it does not count. The end mark may lack,
-    since it may be a stop string. None where there is no action, or an empty one."""
+    """The first action of an answer, or None if there is no action or an empty one.
+
+    Later actions are ignored, because the model wrote them before seeing any output. The end tag may be missing,
+    because it may be a stop string.
+    """
     found = _ACTIONS.search(text)
     if found is None:
         return None
@@ -31,7 +34,7 @@ def read(text: str) -> Action | None:
 
 
 def rules(page: str, max_turns: int) -> str:
-    """For an agent that works with bash on the image file `page`."""
+    """The rules for an agent that works with bash on the image file `page`."""
     return (
         f"You answer a question about a scanned page. The page is the image file {page} in the current folder of a "
         "sandbox that has bash, tesseract and python3, and no network. You cannot look at the image yourself.\n"
@@ -44,7 +47,7 @@ def rules(page: str, max_turns: int) -> str:
 
 
 def outcome(ran: Execution) -> str:
-    """Of a command."""
+    """The text that the agent is shown after a command."""
     text = f"Output:\n{ran.output.strip()}" if ran.output.strip() else "No output."
     if ran.ended != "exit":
         return f"{text}\n(stopped: its limit of {ran.ended} was reached)"
@@ -56,7 +59,7 @@ def question(text: str) -> str:
 
 
 def question_about_image(text: str) -> str:
-    """For a model that is shown the page."""
+    """The question for a model that is shown the page as an image."""
     return (
         f"Question about this page: {text}\nThink briefly if you need to, then give a short answer in the words of the "
         "page inside <answer></answer>."

@@ -1,4 +1,4 @@
-"""What made-up pages say."""
+"""Invented names, addresses and terms for generated pages."""
 
 import random
 

@@ -1,7 +1,7 @@
-"""Mathematics with a tool: an agent reasons, runs programs in a sandbox, and gives its answer.
+"""Mathematics with a tool: an agent reasons, runs programs in a sandbox, and answers.
 
-Files: `env` plays, `prompt` knows what the agent is told and how its answers are read, `judge` compares an answer with
-the right one, and `examples.jsonl` has a few made-up problems.
+Files: `env` is the environment, `prompt` writes the prompts and parses answers, `judge` compares an answer with the
+right one, and `examples.jsonl` has a few invented problems.
 """
 
 from hpc_es.envs.math_tool.env import MathTool

@@ -1,8 +1,9 @@
-r"""Mathematics with a tool, as in Agentic ESOpt (Zheng et al., 2026): ReAct, at most 50 turns, one program a turn.
+r"""Mathematics with a tool, as in Agentic ESOpt (Zheng et al., 2026): ReAct, at most 50 turns, one program per turn.
 
-Reward 1 for a right answer in \boxed{...}, once at least one program was run, and else 0. A turn with neither program
-nor answer is refused with feedback. An episode that outgrows the context has failed.
-Invariant: what a program does is shown to the agent and is no error; a sandbox that fails is a fault, never reward 0.
+Reward is 1 for a right answer in \boxed{...} after at least one program, else 0. A turn with neither program nor answer
+is refused with feedback. An episode that exceeds the context fails.
+Invariant: a failing program is an outcome that the agent sees, not an error; a failing sandbox is a fault, never
+reward 0.
 """
 
 from pathlib import Path
@@ -18,7 +19,7 @@ from hpc_es.errors import EnvError
 
 EXAMPLES = Path(__file__).with_name("examples.jsonl")
 PACKAGES = ("sympy", "mpmath", "numpy")
-"""That an agent's programs can import."""
+"""Packages that the agent's programs can import."""
 
 
 class MathTool(Env):
@@ -40,16 +41,20 @@ class MathTool(Env):
         style: prompt.Style = "full",
         limits: Limits | None = None,
     ) -> None:
-        """Errors: ConfigError when problems cannot be read, or programs cannot be run or answers checked here.
+        """Problems come from a data set, your own file, or a few examples in this package.
 
-        data: dapo, aime_2026 or gsm8k (files in data_dir), or a file of JSON lines with `question` or `problem`, and
-            `answer`, in which `{split}` stands for the split; default is a few made-up problems of this package.
-        split: of dapo, `train` is dapo_evolve.jsonl and `eval` dapo_test.jsonl.
-        require_tool: an answer before any program was run scores 0.
-        tools: `bash`, `python` or both; the published protocol has bash alone, from which Python can be called too.
-        hint: before its last turn the agent is told to answer.
+        data: dapo, aime_2026 or gsm8k (with their files in data_dir), or the path of a JSON-lines file with `question`
+            or `problem`, and `answer`; `{split}` in the path stands for the split. By default, a few invented problems.
+        data_dir: folder with the files of the data set.
+        split: for dapo, `train` is dapo_evolve.jsonl and `eval` is dapo_test.jsonl.
+        max_turns: most turns per episode.
+        require_tool: whether an answer before any program scores 0.
+        tools: `bash`, `python` or both; the published protocol has only bash, from which Python can be called.
+        hint: whether the agent is told to answer in its last turn.
         style: `short` is a prompt for small models.
-        limits: of a program and of what it writes, as in `sandbox.Limits`; the middle of a longer output is left out.
+        limits: limits of each program, as in `sandbox.Limits`; the middle of a longer output is left out.
+
+        Errors: ConfigError when problems cannot be read, programs cannot be run, or answers cannot be checked here.
         """
         require_sandbox()
         judge.require_math_verify()
@@ -63,7 +68,7 @@ class MathTool(Env):
         self._running = False
 
     def facts(self, task: int) -> TaskFacts:
-        """The problem's own id; a program and an answer are the shortest success."""
+        """The problem's id; the shortest success takes one program and an answer."""
         return TaskFacts(self._problem_of(task).id, horizon=2 if self._require_tool else 1)
 
     def reset(self, task: int) -> Observation:
@@ -82,11 +87,11 @@ class MathTool(Env):
         if isinstance(asked, prompt.Answer):
             return self._end(asked.text)
         if isinstance(asked, prompt.Refusal):
-            return self._go_on(prompt.refusal(asked, self._style, self._tools), {"refused": asked.why}, invalid=True)
+            return self._continue(prompt.refusal(asked, self._style, self._tools), {"refused": asked.why}, invalid=True)
         ran = self._run(asked)
         self._num_calls += 1
         info = {"tool": asked.tool, "ended": ran.ended, "status": ran.status}
-        return self._go_on(prompt.output(ran, self._limits), info)
+        return self._continue(prompt.output(ran, self._limits), info)
 
     def close(self) -> None:
         if self._sandbox is not None:
@@ -103,8 +108,8 @@ class MathTool(Env):
             self._sandbox = Sandbox(self._limits, packages=PACKAGES)
         return self._sandbox.run(call.code if call.tool == "bash" else ["python3", "-c", call.code])
 
-    def _go_on(self, feedback: str, info: dict[str, Any], invalid: bool = False) -> StepResult:
-        """The next turn, where there is one."""
+    def _continue(self, feedback: str, info: dict[str, Any], invalid: bool = False) -> StepResult:
+        """Give feedback and continue with the next turn, or end the episode after the last one."""
         left = self._max_turns - self._num_turns
         if left == 0:
             self._finish()

@@ -1,8 +1,8 @@
-"""Is an answer the right one? By math-verify, but for plain numbers, which need no algebra.
+"""Decide whether an answer is right: plain numbers are compared directly, everything else by math-verify.
 
-Invariant: an answer that cannot be compared, or not within the limits of processor time and memory, is wrong, never an
-error; how busy the machine is decides nothing, so a comparison that got no processor time is a fault. Algebra runs in
-a sandbox of its own, because sympy may compute for ever on an expression, and reads some by evaluating them.
+Invariant: an answer that cannot be compared within the limits of CPU time and memory is wrong, not an error. The load
+of the machine must not decide, so a comparison that got no CPU time is a fault. Algebra runs in a sandbox of its own,
+because sympy may compute for ever on an expression, and evaluates some expressions as code while parsing.
 """
 
 import importlib.util
@@ -15,10 +15,10 @@ from hpc_es.envs.sandbox import Limits, Sandbox
 from hpc_es.errors import ConfigError, EnvError
 
 LIMITS = Limits(seconds=45, cpu_seconds=10, memory_mib=1024, output_chars=10_000)
-"""Of one comparison, of which importing sympy takes some seconds. They stand in for math-verify's own limits, which go
-by the clock on the wall."""
+"""Limits of one comparison, of which importing sympy takes some seconds. They replace math-verify's own limits, which
+count wall-clock time and so depend on the load."""
 MAX_CHARACTERS = 1000
-"""Of an answer; no right one is longer."""
+"""Most characters of an answer; no right one is longer."""
 _PACKAGES = ("math_verify", "latex2sympy2_extended", "antlr4", "sympy", "mpmath")
 _NUMBER = re.compile(r"[+-]?(\d{1,3}(,\d{3})+|\d{1,100})(\.\d{1,100})?|[+-]?\.\d{1,100}", re.ASCII)
 _FRACTION = re.compile(
@@ -36,9 +36,9 @@ _OTHER_CLAIM = re.compile(
     r"vs|answer|i|you|think|guess)\b",
     re.IGNORECASE,
 )
-"""Words that no unit has, and that make of an answer another one, or several."""
+"""Words that never appear in a unit, and that turn an answer into a different one or into several."""
 _SEPARATORS = ("or", "and")
-"""Between two answers, math-verify reads them as a set, which no single number equals."""
+"""math-verify reads two answers with one of these words between them as a set, which no single number equals."""
 _ARROW = re.compile(r"\S\s*\\(?:to|implies|(?:long)?(?:[rR]ight|[lL]eftright)arrow)(?![A-Za-z])")
 _PERCENT = re.compile(r"(?<!%)\\?%(?!\\?%)|\bpercent\b")
 
@@ -95,7 +95,7 @@ except Exception:
 
 
 def require_math_verify() -> None:
-    """Errors: ConfigError when it is not installed."""
+    """Check that math-verify is installed. Errors: ConfigError."""
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(f"answers are checked by math-verify; missing: {missing[0]}; pip install 'hpc_es[math]'")
@@ -105,7 +105,7 @@ def require_math_verify() -> None:
 def is_right(right: str, given: str) -> bool:
     """Whether two answers in LaTeX are equal.
 
-    Errors: EnvError when they cannot be looked at, also because the machine is too busy.
+    Errors: EnvError when they cannot be compared, for example because the machine is too busy.
     """
     if len(given) > MAX_CHARACTERS:
         return False
@@ -129,8 +129,8 @@ def is_right(right: str, given: str) -> bool:
 
 
 def _claims_more(right: str, given: str) -> bool:
-    """Whether an answer says more than a value and its unit: math-verify passes over such words, and over all but the
-    end of a chain of arrows."""
+    """Whether an answer says more than a value and its unit. math-verify ignores such words, and also everything before
+    the last arrow of a chain."""
     if _ARROW.search(given) and not _ARROW.search(right):
         return True
     whole = _STYLED.fullmatch(given.strip(" $."))
@@ -138,7 +138,7 @@ def _claims_more(right: str, given: str) -> bool:
 
 
 def _is_a_claim(text: str, right: str) -> bool:
-    """Whether styled words beside an answer are neither its unit nor part of the right answer."""
+    """Whether words in \\text and similar beside an answer are neither its unit nor part of the right answer."""
     if text.strip() in (*_SEPARATORS, "") or text.strip() in right:
         return False
     has_digits = any(character.isdigit() for character in _UNIT_POWER.sub("", text))
@@ -147,7 +147,7 @@ def _is_a_claim(text: str, right: str) -> bool:
 
 
 def number(text: str) -> Fraction | None:
-    """A plain number or fraction, perhaps with dollar signs and thousands separators around and in it; else None."""
+    """A plain number or fraction, with or without dollar signs and thousands separators; None for anything else."""
     bare = text.replace("\\$", "").replace("$", "").replace("{,}", ",").replace("\\,", "").replace("\\!", "")
     bare = bare.strip().removesuffix(".")
     if _NUMBER.fullmatch(bare):

@@ -1,7 +1,7 @@
-r"""What the agent is told, and how its answers are read.
+r"""The agent's prompts, and the parsing of its answers.
 
-A turn is thought, then one fenced block of ```bash or ```python, which is run, or the answer in \boxed{...}. What
-stands behind the first block is not read: it was written before its output was there.
+A turn is thought, then one fenced block of ```bash or ```python, which is run, or the answer in \boxed{...}. Text after
+the first block is ignored, because the model wrote it before it saw the block's output.
 """
 
 import re
@@ -20,7 +20,7 @@ _BLOCK = re.compile(
     r"|[ \t]*\r?(?:\n|\Z)(?P<code>.*?)(?P<end>^[ \t]*```[ \t]*\r?$|\Z))",
     re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
-"""Of several lines, or all in one: ```bash ls```"""
+"""A block of several lines, or one on a single line: ```bash ls```"""
 _BRACE = re.compile(r"(?P<box>\\boxed\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 
 _RULES = (
@@ -37,7 +37,7 @@ _SHORT = (
     "You are shown the output. Then answer, for example: \\boxed{{84}}"
 )
 _LANGUAGES: dict[Tool, tuple[str, str]] = {"python": ("Python", "print(12 * 7)"), "bash": ("bash", "echo $((12 * 7))")}
-"""How a short prompt calls a tool, and its example."""
+"""For each tool, its name in a short prompt, and an example."""
 _HOW = {
     "full": "Write one block of {blocks}, closed by ```, or the final answer as \\boxed{{answer}}.",
     "short": "Write a ```{tool} block, or the answer as in \\boxed{{84}}.",
@@ -68,7 +68,7 @@ class Refusal:
 
 
 def read(text: str, tools: tuple[Tool, ...] = TOOLS) -> Call | Answer | Refusal:
-    """What a turn asks for: its first block, or else its last box. A block for another tool than these is refused."""
+    """The action of a turn: its first block, or else its last box. A block for any other tool is refused."""
     block = _BLOCK.search(text)
     if block is None:
         answer = last_boxed(text)
@@ -83,8 +83,8 @@ def read(text: str, tools: tuple[Tool, ...] = TOOLS) -> Call | Answer | Refusal:
 
 
 def last_boxed(text: str) -> str:
-    r"""What the last `\boxed{...}` holds, whose braces match; empty where there is none."""
-    still_open: list[int] = []  # where boxes begin; -1 for other braces
+    r"""The content of the last `\boxed{...}` with matching braces; empty if there is none."""
+    still_open: list[int] = []  # start of each open box; -1 for other braces
     first = last = -1
     for brace in _BRACE.finditer(text):
         if brace["box"]:
@@ -104,7 +104,7 @@ def rules(
     max_turns: int,
     tools: tuple[Tool, ...] = TOOLS,
 ) -> str:
-    """What stands before every problem."""
+    """The rules that precede every problem."""
     if style == "short":
         language, example = _LANGUAGES[_simplest(tools)]
         return _SHORT.format(language=language, tool=_simplest(tools), example=example)
@@ -120,7 +120,7 @@ def rules(
 
 
 def output(ran: Execution, limits: Limits) -> str:
-    """What the agent sees of a program that was run."""
+    """The text that the agent is shown after a program has run."""
     shown = ran.output.rstrip("\n") or "(nothing)"
     if ran.ended != "exit":
         shown += f"\n[ended: {_ENDED[ran.ended].format(limits)}]"
@@ -135,12 +135,12 @@ def refusal(refused: Refusal, style: Style, tools: tuple[Tool, ...] = TOOLS) -> 
 
 
 def _blocks(tools: tuple[Tool, ...]) -> str:
-    """How blocks may begin, in words."""
+    """The possible starts of a block, as text."""
     return " or ".join(f"```{tool}" for tool in tools)
 
 
 def _simplest(tools: tuple[Tool, ...]) -> Tool:
-    """The one that a short prompt has: Python, where there is a choice."""
+    """The tool that a short prompt offers: Python, if there is a choice."""
     return "python" if "python" in tools else tools[0]
 
 

@@ -1,9 +1,8 @@
-"""WebShop's text environment: find and buy, in a shop of many products, what an instruction asks for.
+"""WebShop's text environment: find and buy the product that an instruction asks for.
 
-Files: `catalogue` is one catalogue, made of `products` (the original's files), `shelf` (products as arrays, in memory
-or mapped from disk), `goals`, `index` (search; its terms by `analysis` and `porter`) and `reward` (texts compared by
-`fuzzy` and `nouns`). `pages` knows what a page shows and where a click leads, `prompt` what the model sees, and `env`
-plays.
+Files: `catalogue` combines `products` (reads the original's files), `shelf` (products as arrays, in memory or mapped
+from disk), `goals`, `index` (search; terms by `analysis` and `porter`) and `reward` (texts compared by `fuzzy` and
+`nouns`). `pages` defines the pages and their links, `prompt` writes the prompts, and `env` is the environment.
 """
 
 from hpc_es.envs.webshop.catalogue import Catalogue

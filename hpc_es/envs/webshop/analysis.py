@@ -1,7 +1,8 @@
-"""Text to index terms, as Lucene's StandardTokenizer and EnglishAnalyzer do it.
+"""Split text into index terms, as Lucene's StandardTokenizer and EnglishAnalyzer do.
 
-Words by Unicode's word boundaries (UAX#29), emoji are words of their own; then the possessive 's goes, upper case goes,
-33 stop words go, and what is left is stemmed. Source: Lucene's StandardTokenizerImpl.jflex and EnglishAnalyzer.
+Words follow Unicode's word boundaries (UAX#29), and emoji are words of their own. Then the possessive 's is removed,
+letters become lower case, 33 stop words are dropped, and the rest is stemmed. Source: Lucene's
+StandardTokenizerImpl.jflex and EnglishAnalyzer.
 """
 
 import re
@@ -19,7 +20,7 @@ _STOP_WORDS = (
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
 MAX_TERM = 255
-"""Longer words are cut into pieces of this many characters."""
+"""Longer words are split into pieces of this many characters."""
 
 _PICTOGRAPHS = (
     "\u00a9\u00ae\u203c\u2049\u2122\u2139\u2194-\u2199\u21a9\u21aa\u231a\u231b\u2328\u2388\u23cf\u23e9-\u23f3"
@@ -32,7 +33,7 @@ _PICTOGRAPHS = (
     "\U0001f774-\U0001f77f\U0001f7d5-\U0001f7ff\U0001f80c-\U0001f80f\U0001f848-\U0001f84f\U0001f85a-\U0001f85f"
     "\U0001f888-\U0001f88f\U0001f8ae-\U0001f8ff\U0001f90c-\U0001f93a\U0001f93c-\U0001f945\U0001f947-\U0001fffd"
 )
-"""Extended_Pictographic of Unicode 11, which Lucene has; later versions took signs such as the black star out."""
+"""Extended_Pictographic of Unicode 11, which Lucene uses; later versions exclude signs such as the black star."""
 
 _LETTERS = r"[A-Za-z]+(?:(?:_+|[:.'])[A-Za-z]+)*"
 _DIGITS = r"[0-9]+(?:(?:_+|[,;.'])[0-9]+)*"
@@ -44,7 +45,7 @@ def terms(text: str) -> Iterator[str]:
 
     Errors: ConfigError when the text is not ASCII and the package regex is missing.
     """
-    pieces = text.split(" ")  # no word goes across a space, and the grammar for ASCII is many times faster
+    pieces = text.split(" ")  # no word contains a space, and the grammar for ASCII is many times faster
     yield from _terms(_ASCII_WORD, [piece for piece in pieces if piece.isascii()])
     if not text.isascii():
         yield from _terms(_unicode_word(), [piece for piece in pieces if not piece.isascii()])
@@ -60,23 +61,23 @@ def _terms(word: Any, pieces: list[str]) -> Iterator[str]:
 
 @lru_cache(maxsize=1 << 16)
 def normalise(token: str) -> str:
-    """One word as an index term; empty where it is a stop word."""
+    """One word as an index term; empty for a stop word."""
     if token[-1:] in ("s", "S") and token[-2:-1] in ("'", "\u2019", "\uff07"):
         token = token[:-2]
     token = (
         token.lower() if token.isascii() else "".join(letter.lower()[0] for letter in token)
-    )  # one by one, as in Java
+    )  # character by character, as in Java
     return "" if token in STOP_WORDS else stem(token)
 
 
 @cache
 def _unicode_word() -> Any:
-    """The tokenizer's grammar. Where Unicode has moved on since Lucene's version (the colon), Lucene's rules hold."""
+    """The tokenizer's grammar. Where Unicode has changed since Lucene's version (the colon), Lucene's rules apply."""
     try:
         regex = import_module("regex")
     except ImportError as error:
         raise ConfigError(
-            "searching a catalogue with other than ASCII text needs the package regex: pip install regex"
+            "searching a catalogue with non-ASCII text needs the package regex: pip install regex"
         ) from error
     ignored = r"[\p{WB=Format}\p{WB=Extend}\p{WB=ZWJ}]*"
     letter = rf"[\p{{WB=ALetter}}\p{{WB=Hebrew_Letter}}]{ignored}"

@@ -1,11 +1,11 @@
-"""One catalogue: its products, goals, prices, search and reward. All episodes of a process share it.
+"""One catalogue with its products, goals, prices, search and reward; all episodes of a process share it.
 
-Invariant: read-only after it was made; every answer is a function of the files, the seed and the arguments, apart from
-the random search `<r>`, which takes its generator from the caller.
+Invariant: read-only after construction; every result is a function of the files, the seed and the arguments, except for
+the random search `<r>`, which uses the caller's generator.
 
-1.18 million products, as many as the full catalogue has (tools/bench/webshop.py, two busy cores): indexed once per node
-in 6.7 minutes with at most 4.9 GB of memory and 2.7 GB on disk; then a process is ready after 2.3 s, has 34 MiB of its
-own besides what all processes map together, and searches in 43 ms.
+Measured with 1.18 million products, the size of the full catalogue (tools/bench/webshop.py, two busy cores): indexing,
+once per node, takes 6.7 minutes, up to 4.9 GB of memory and 2.7 GB on disk. After that, a process is ready in 2.3 s,
+uses 34 MiB besides the memory that all processes map together, and searches in 43 ms.
 """
 
 import random
@@ -42,16 +42,18 @@ class Catalogue:
         goals: goals.Kind = "synthetic",
         cache_dir: Path | str | None = None,
     ) -> None:
-        """The catalogue in `data_dir`, or the small made-up one of this package.
+        """Open the catalogue in `data_dir`, or the small invented one of this package.
 
-        seed: of prices and price limits, as the original's `random.seed(seed)`.
+        seed: seed of prices and price limits, as in the original's `random.seed(seed)`.
         goals: `human` needs items_human_ins.json.
-        cache_dir: where the arrays of a large catalogue are kept; default ~/.cache/hpc_es/webshop. Choose a local disk.
+        cache_dir: folder for the arrays of a large catalogue, best on a local disk; default ~/.cache/hpc_es/webshop.
         Errors: ConfigError when files are missing or cannot be read.
         """
         files = products.find(data_path(Path(data_dir)) if data_dir is not None else made_up())
         if goals == "human" and files.human is None:
-            raise ConfigError(f"goals=human needs items_human_ins.json in {files.items.parent}; else goals=synthetic")
+            raise ConfigError(
+                f"goals=human needs items_human_ins.json in {files.items.parent}; add it, or use goals=synthetic"
+            )
         self._folder = cache_folder(files, Path(cache_dir) if cache_dir is not None else None)
         self._shelf = open_shelf(files, self._folder)
         drawn = kept(self._folder, f"goals-{goals}-{seed}", lambda: draw(self._shelf, goals, seed))
@@ -60,7 +62,7 @@ class Catalogue:
         self._indexing = threading.Lock()
         self._index: tuple[Ranking, Postings] | None = None
         self._ranked = lru_cache(_NUM_CACHED_SEARCHES)(self._rank)
-        if self._folder is not None:  # it takes minutes the first time: not in the middle of an episode
+        if self._folder is not None:  # the first time takes minutes, so not in the middle of an episode
             self._indexed()
 
     def __len__(self) -> int:
@@ -68,20 +70,23 @@ class Catalogue:
         return len(self._shelf)
 
     def product(self, asin: str) -> Product:
-        """Errors: EnvError when there is none with this ASIN."""
+        """The product with this ASIN. Errors: EnvError if there is none."""
         return self._shelf.product(self._number(asin))
 
     def price(self, asin: str) -> float:
-        """What it costs, in dollars: within its range, drawn with the catalogue's seed. Errors: EnvError."""
+        """The product's price in dollars, drawn from its range with the catalogue's seed. Errors: EnvError."""
         return float(self._prices[self._number(asin)])
 
     def search(self, query: str, rng: random.Random | None = None) -> list[str]:
-        """ASINs that a search for `query` lists, best first: at most 50 by BM25; all for the special queries `<a>`,
-        `<c>` and `<q>` (attribute, category, query), 50 at random for `<r>`."""
+        """ASINs that a search for `query` finds, best first.
+
+        At most 50 by BM25; all products of an attribute, category or query for the special queries `<a>`, `<c>` and
+        `<q>`; 50 random products for `<r>`.
+        """
         return [self._shelf.asin(int(number)) for number in self.hits(query, rng)]
 
     def hits(self, query: str, rng: random.Random | None = None) -> Sequence[int]:
-        """As `search`, product numbers in place of ASINs."""
+        """Like `search`, with product numbers instead of ASINs."""
         words = query.split(" ")
         if words[0] == "<r>":
             return (rng or random.Random(0)).sample(range(len(self)), min(MAX_HITS, len(self)))
@@ -91,22 +96,22 @@ class Catalogue:
         return self._ranked(query)
 
     def at(self, number: int) -> Product:
-        """The product with this number, as `hits` gives them."""
+        """The product with this number, as returned by `hits`."""
         return self._shelf.product(number)
 
     def reward(self, goal: Mapping[str, Any], asin: str, price: float, options: Mapping[str, str]) -> float:
-        """What buying this product at this price with these options (name to value) is worth for a goal, 0 to 1.
+        """Reward, 0 to 1, of buying this product at this price with these options (name to value) for a goal.
 
-        Errors: EnvError for an unknown ASIN, or when the nouns of a title cannot be found (`nouns`).
+        Errors: EnvError for an unknown ASIN, or if the nouns of a title cannot be determined (see `nouns`).
         """
         return self.rewarded(goal, asin, price, options).total
 
     def rewarded(self, goal: Mapping[str, Any], asin: str, price: float, options: Mapping[str, str]) -> Reward:
-        """As `reward`, with its parts."""
+        """Like `reward`, with its parts."""
         return reward(self.product(asin), goal, price, options)
 
     def ceiling(self, goal: Mapping[str, Any]) -> float:
-        """What buying exactly what a goal asks for is worth. It is below 1 for goals that nothing can meet."""
+        """Reward of buying exactly what a goal asks for; below 1 for goals that cannot be met."""
         asin, wanted = goal["asin"], goal["goal_options"]
         if not isinstance(wanted, dict):
             wanted = {str(place): value for place, value in enumerate(wanted)}
@@ -127,7 +132,7 @@ class Catalogue:
         return [] if where is None else postings.docs[where].tolist()
 
     def _indexed(self) -> tuple[Ranking, Postings]:
-        """The index; of a small catalogue made at the first search, since goals and prices do not need it."""
+        """The index; for a small catalogue it is built at the first search, because goals and prices do not need it."""
         with self._indexing:
             if self._index is None:
                 arrays = kept(self._folder, "index", lambda: _index(self._shelf))
@@ -142,13 +147,13 @@ def _made(data_dir: str | None, seed: int, kind: goals.Kind, cache_dir: str | No
 
 
 def shared(data_dir: Path | None, seed: int, kind: goals.Kind, cache_dir: Path | None) -> Catalogue:
-    """The one catalogue of this process for these arguments. Errors: as `Catalogue`."""
+    """This process's shared catalogue for these arguments. Errors: those of `Catalogue`."""
     with _making:
         return _made(str(data_dir) if data_dir else None, seed, kind, str(cache_dir) if cache_dir else None)
 
 
 def made_up() -> Path:
-    """The folder of the catalogue in this package."""
+    """The folder of this package's invented catalogue."""
     return Path(str(resources.files("hpc_es.envs.webshop") / "data"))
 
 

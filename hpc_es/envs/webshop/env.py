@@ -1,7 +1,7 @@
-"""WebShop as an agent plays it: one search or click a turn, at most 15 turns, and the purchase ends it.
+"""WebShop for agents: one search or click per turn, at most 15 turns; a purchase ends the episode.
 
 Invariant: task i of a split is always the same goal, and the same answers give the same episode. All environments of
-a process share one catalogue; an episode adds nothing to it but bounded caches.
+a process share one catalogue; episodes only add to its bounded caches.
 """
 
 import random
@@ -19,13 +19,13 @@ from hpc_es.errors import ConfigError, EnvError
 
 NUM_EVAL_TASKS = 128
 FIRST_TRAIN_GOAL = 500
-"""Goals before it are for evaluation only, as in verl-agent."""
+"""Goals before this one are for evaluation only, as in verl-agent."""
 
 Split = Literal["train", "eval"]
 
 
 def goal_ids(split: Split | None, num_goals: int) -> range:
-    """The goals of a split: 0..127 for evaluation, 500 and up for training, all without a split."""
+    """The goals of a split: 0..127 for evaluation, 500 and up for training; all goals if split is None."""
     if split == "eval":
         return range(min(NUM_EVAL_TASKS, num_goals))
     return range(FIRST_TRAIN_GOAL if split == "train" else 0, num_goals)
@@ -49,33 +49,35 @@ class WebShop(Env):
         invalid_penalty: Annotated[float, Field(ge=0)] = 0.0,
         cache_dir: Path | None = None,
     ) -> None:
-        """Errors: ConfigError when the catalogue cannot be read or has no goals for the split, or for style=think with
-        actions=rank.
+        """Goals and products come from WebShop's own files, or from the small catalogue of this package.
 
-        data_dir: a folder with the original's files; default is the small made-up catalogue of this package.
-        seed: of prices and price limits; the order of the goals is always the original's.
-        split: `eval` is 128 fixed goals, `train` the goals from 500; without one, task i is goal i.
-        goals: `synthetic`, or `human` where the folder has items_human_ins.json.
-        history: past turns in the prompt.
-        style: the prompt asks for thought and <action> tags (`think`), or, for small models, for the bare action
-            (`plain`), or it also has an example in place of the list of actions (`short`). Both kinds of answer are
-            always read.
-        actions: answers are free text, or one of the admissible actions, which the model ranks (`rank`). Ranking is
-            ours, so that models too small to write an action can play: what can be clicked and changes something and,
-            where there is a search bar, a search for the instruction and for shorter pieces of it.
-        max_text: characters of each text of a page (a title, say) that the prompt shows; by default all.
-        reward: the original's score of the purchase, or 1 for a score of exactly 1 and else 0.
-        invalid_penalty: taken off the reward for each refused action.
-        cache_dir: as in `Catalogue`.
+        data_dir: folder with the original's files; default is a small invented catalogue in this package.
+        seed: seed of prices and price limits; the order of the goals is always the original's.
+        split: `eval` has 128 fixed goals, `train` has the goals from 500; without a split, task i is goal i.
+        goals: `synthetic`, or `human` if the folder has items_human_ins.json.
+        max_turns: most turns per episode.
+        history: number of past turns in the prompt.
+        style: `think` asks for thought and <action> tags. For small models, `plain` asks for the action alone, and
+            `short` also has an example instead of the list of actions. Both kinds of answer are always accepted.
+        actions: `free` reads the action from text; with `rank` the model ranks the admissible actions. Ranking lets
+            models play that are too small to write an action: it offers every click that changes something and, where
+            there is a search bar, searches for the instruction and for shorter parts of it.
+        max_text: most characters of each text of a page (such as a title) in the prompt; by default all.
+        reward: `score` is the original's score of the purchase; `success` is 1 for a score of exactly 1, else 0.
+        invalid_penalty: subtracted from the reward for each refused action.
+        cache_dir: folder for the arrays of a large catalogue; default ~/.cache/hpc_es/webshop.
+
+        Errors: ConfigError when the catalogue cannot be read or has no goals for the split, or for style=think with
+        actions=rank.
         """
         if actions == "rank" and style == "think":
-            raise ConfigError("actions=rank leaves no room for the thoughts that style=think asks for: style=short")
+            raise ConfigError("actions=rank cannot be combined with style=think, which asks for text: use style=short")
         self.catalogue = shared(data_dir, seed, goals, cache_dir)
         self._goal_ids = goal_ids(split, len(self.catalogue.goals))
         if not self._goal_ids:
             raise ConfigError(
                 f"split={split} is empty: this catalogue has {len(self.catalogue.goals)} {goals} goals, and training "
-                f"starts at goal {FIRST_TRAIN_GOAL}; take a larger catalogue, or no split"
+                f"starts at goal {FIRST_TRAIN_GOAL}; use a larger catalogue, or no split"
             )
         self.num_tasks = len(self._goal_ids)
         self._seed, self._max_turns, self._style = seed, max_turns, style
@@ -85,24 +87,26 @@ class WebShop(Env):
 
     @property
     def goal_ids(self) -> range:
-        """Which goal each task is: what a run's manifest has to list."""
+        """The goal number of each task."""
         return self._goal_ids
 
     @property
     def observation(self) -> str:
-        """The page as the original's text environment shows it; after a purchase its last page."""
+        """The current page as the original's text environment shows it; after a purchase, the last page."""
         return self._visit().text
 
     @property
     def available_actions(self) -> dict[str, Any]:
-        """As the original's `get_available_actions`."""
+        """The result of the original's `get_available_actions`."""
         session = self._visit()
         return {"has_search_bar": session.has_search_bar, "clickables": list(session.clickables)}
 
     @property
     def admissible(self) -> list[str]:
-        """The actions that a prompt lists; a search can also be made from every other page. Where they are ranked, each
-        is one that the shop accepts as it stands, and options that are chosen already are left out."""
+        """The actions that the prompt lists; a search is also accepted on every other page.
+
+        For ranking, every action is complete, and options that are already chosen are left out.
+        """
         session = self._visit()
         clicks = [f"click[{name}]" for name in session.clickables if name not in ("search", "")]
         if self._ranks:
@@ -112,8 +116,11 @@ class WebShop(Env):
         return searches + clicks if session.has_search_bar else clicks
 
     def facts(self, task: int) -> TaskFacts:
-        """Named by goal and ASIN. Reachable is what an oracle reaches that buys just what the goal asks for: of the 128
-        evaluation tasks of the original's 1,000 products 125, and 6,452 of their 6,910 goals."""
+        """The goal's number and ASIN, and whether buying exactly what the goal asks for earns full reward.
+
+        With the original's 1,000 products, this holds for 125 of the 128 evaluation tasks, and 6,452 of all 6,910
+        goals.
+        """
         number = self._goal(task)
         goal = self.catalogue.goals[number]
         return TaskFacts(f"goal {number} {goal['asin']}", reachable=self.catalogue.ceiling(goal) == 1.0)
@@ -179,12 +186,12 @@ class WebShop(Env):
         return Observation((Message("user", text),), tuple(self.admissible) if self._ranks else None)
 
     def _without_task(self, page: str) -> str:
-        """A page as history shows it: the task is in the prompt already."""
+        """A page as the history shows it, without the task, which is already in the prompt."""
         task = self._visit().goal["instruction_text"].strip()
         return page.replace(f"Instruction:{SEPARATOR}{task}{SEPARATOR}", "", 1)
 
     def _cut(self, page: str) -> str:
-        """A page as the prompt shows it."""
+        """A page as the prompt shows it, with long texts shortened."""
         limit = self._max_text
         return page if limit is None else SEPARATOR.join(_shortened(text, limit) for text in page.split(SEPARATOR))
 

@@ -1,8 +1,8 @@
-"""How alike two texts are as sets of words: thefuzz's `token_set_ratio`, which WebShop's reward rests on.
+"""Similarity of two texts as sets of words: thefuzz's `token_set_ratio`, which WebShop's reward uses.
 
-Invariant: equal to thefuzz 0.22.1 (rapidfuzz) with its default processing, integers from 0 to 100. Note the processing:
-characters from U+0080 to U+00FF are deleted, other non-word characters are spaces. Written here because it is short
-and the reward needs nothing else of those packages.
+Invariant: equal to thefuzz 0.22.1 (rapidfuzz) with its default processing, integers from 0 to 100. The processing
+deletes characters from U+0080 to U+00FF and replaces other non-word characters by spaces. It is reimplemented here
+because it is short and the reward needs nothing else from those packages.
 """
 
 import re
@@ -14,14 +14,14 @@ _NOT_WORD = re.compile(r"[\W_]")
 
 @lru_cache(maxsize=1 << 14)
 def words(text: str) -> frozenset[str]:
-    """The set of words of a text after processing."""
+    """The set of words of a processed text."""
     kept = text.translate(_LATIN_1)
     lowered = kept.lower() if kept.isascii() else "".join(character.lower()[0] for character in kept)
     return frozenset(_NOT_WORD.sub(" ", lowered).split())
 
 
 def token_set_ratio(one: str, two: str) -> int:
-    """100 where the words of one text are among the other's; else by what they share."""
+    """100 if one text's words are a subset of the other's; else lower, depending on the words they share."""
     words_one, words_two = words(one), words(two)
     if not words_one or not words_two:
         return 0
@@ -49,12 +49,12 @@ def _similarity(distance: int, length: int) -> float:
 
 
 def _edits(one: str, two: str) -> int:
-    """Insertions and deletions that turn one text into the other."""
+    """Number of insertions and deletions that turn one text into the other."""
     return len(one) + len(two) - 2 * _longest_common_subsequence(one, two)
 
 
 def _longest_common_subsequence(one: str, two: str) -> int:
-    """Bit-parallel (Hyyrö, 2004): bit i of `row` is 0 where the subsequence grew at one[i]."""
+    """Length by the bit-parallel algorithm (Hyyrö, 2004): bit i of `row` is 0 where the subsequence grew at one[i]."""
     places: dict[str, int] = {}
     for i, character in enumerate(one):
         places[character] = places.get(character, 0) | 1 << i

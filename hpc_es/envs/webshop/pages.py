@@ -1,9 +1,9 @@
-"""The pages of WebShop as its text environment shows them, and where each click leads.
+"""The pages of WebShop as its text environment shows them, and the target of each click.
 
-A page's text is what BeautifulSoup finds in the original's HTML. Its rule for a text node: one of nothing but white
-space becomes a newline, which is not shown, or a space, which is shown as an empty text; an empty node does not exist.
-Invariant: text and clickables are functions of the page alone; an action that is refused changes nothing. Source:
-WebShop's templates and `envs/web_agent_text_env.py` (Yao et al., 2022).
+A page's text is what BeautifulSoup extracts from the original's HTML. A text node of only white space becomes a
+newline, which is not shown, or a space, which is shown as an empty text; an empty node does not exist. Invariant: text
+and clickables depend only on the page; a refused action changes nothing. Source: WebShop's templates and
+`envs/web_agent_text_env.py` (Yao et al., 2022).
 """
 
 import json
@@ -26,9 +26,9 @@ Place = Literal["search", "results", "item", "sub page", "done"]
 
 
 def parse(action: str) -> tuple[str, str | None]:
-    """Name and lower-case argument of `name[argument]`; no argument where an action has another form.
+    """Name and lower-case argument of `name[argument]`; the argument is None if the action has another form.
 
-    These are the groups of the original's expression, (.+)[(.+)], which takes seconds where brackets are repeated.
+    The result equals the groups of the original's expression, (.+)[(.+)], which takes seconds on repeated brackets.
     """
     line = action.partition("\n")[0]
     last = line.rfind("]")
@@ -42,7 +42,7 @@ class Outcome:
     done: bool = False
     accepted: bool = True
     details: Reward | None = None
-    """Of a purchase."""
+    """Parts of the reward of a purchase; None for other actions."""
 
 
 REFUSED = Outcome(accepted=False)
@@ -50,12 +50,12 @@ REFUSED = Outcome(accepted=False)
 
 @dataclass
 class Session:
-    """One visit of the shop."""
+    """One visit to the shop."""
 
     catalogue: Catalogue
     goal: Goal
     rng: random.Random
-    """Of the random search."""
+    """Random generator of the random search."""
     place: Place = "search"
     query: str = ""
     page: int = 0
@@ -65,7 +65,7 @@ class Session:
     hits: Sequence[int] = ()
     """Numbers of the products that the query found."""
     text: str = ""
-    """The observation."""
+    """The observation: the text of the current page."""
     clickables: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class Session:
         return self.place == "search"
 
     def act(self, action: str) -> Outcome:
-        """Search or click. Errors: EnvError, as `Catalogue.reward`, at a purchase."""
+        """Search or click. Errors: EnvError for a purchase, as for `Catalogue.reward`."""
         name, argument = parse(action)
         if argument is not None and name == "search":
             self._show_results(argument, 1)
@@ -86,7 +86,8 @@ class Session:
         return REFUSED
 
     def _click(self, name: str) -> Outcome:
-        """By name first, as the original does: an option that is called like a button works as the button."""
+        """Click by name. Button names come first, as in the original: an option named like a button acts as the
+        button."""
         address = self._address()
         if name == "buy now":
             return self._buy()
@@ -107,14 +108,14 @@ class Session:
         return Outcome()
 
     def _address(self) -> Place:
-        """The page as the original finds it out: by the first page name in the address, which has the query in it."""
+        """The page as the original determines it: the first page name in the address, which also contains the query."""
         address = f"{self.query}{self.options}"
         if self.place == "results" or "search_results" in address:
             return "results"
         return "item" if "item_page" in address else self.place
 
     def _follow(self, name: str) -> None:
-        """A product's link, or an option's value; of a value that two options share, the last option's."""
+        """Follow a product's link or choose an option's value; if two options share a value, the last option's."""
         if self.place == "results":
             self.product = next(product for product in self._listed() if product.asin.lower() == name)
         elif self.product is not None:
@@ -167,7 +168,7 @@ class Session:
         self._show_framed(shown, ["back to search", "< prev"])
 
     def _show_framed(self, shown: Iterable[str], names: Iterable[str]) -> None:
-        """Every page but the first opens with the instruction and the way back."""
+        """Show a page with the instruction and the link back at the top, as on every page but the first."""
         self._show(["Instruction:", *_node(self.goal["instruction_text"]), "Back to Search", *shown], names)
 
     def _show(self, shown: Iterable[str], names: Iterable[str]) -> None:
@@ -176,7 +177,7 @@ class Session:
 
 
 def _node(text: str) -> list[str]:
-    """What is shown of a text node, nothing or one text."""
+    """The texts shown for a text node: none or one."""
     if text.strip(_HTML_SPACES):
         return [text.strip()]
     return [""] if text and "\n" not in text else []
@@ -190,7 +191,7 @@ def _sub_page_nodes(product: Product, name: str) -> list[str]:
     if name == "attributes":
         listed = [f" {attribute}" for attribute in product.attributes]
         return [*listed, product.category, product.query, product.product_category]
-    return []  # the original has no reviews either
+    return []  # the original shows no reviews either
 
 
 def _done(asin: str, options: dict[str, str], reward: float) -> list[str]:

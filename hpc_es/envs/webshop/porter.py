@@ -1,8 +1,8 @@
-"""The Porter stemmer, as Lucene's PorterStemFilter has it.
+"""The Porter stemmer, as in Lucene's PorterStemFilter.
 
-Invariant: words of one or two letters are left alone; every character that is not a vowel counts as a consonant, so
-numbers and foreign letters pass through the same rules. Source: Porter, "An algorithm for suffix stripping", 1980,
-with the two later departures that Lucene keeps (`bli` to `ble`, `logi` to `log`).
+Invariant: words of one or two letters stay unchanged; every character that is not a vowel counts as a consonant, so the
+same rules apply to digits and other letters. Source: Porter, "An algorithm for suffix stripping", 1980, with the two
+later changes that Lucene has (`bli` to `ble`, `logi` to `log`).
 """
 
 _STEP2 = {
@@ -67,7 +67,7 @@ def _ends_double(word: str) -> bool:
 
 
 def _ends_cvc(word: str) -> bool:
-    """Consonant, vowel, consonant other than w, x, y: such a word lost an e (hop from hope)."""
+    """Whether a word ends in consonant, vowel, consonant other than w, x, y: such a word lost an e (hop from hope)."""
     last = len(word) - 1
     return (
         last >= 2
@@ -95,7 +95,7 @@ def _step1b(word: str) -> str:
 
 
 def _tidy(base: str) -> str:
-    """Mend what is left after -ed or -ing went."""
+    """Repair the word after -ed or -ing was removed."""
     if base.endswith(("at", "bl", "iz")):
         return base + "e"
     if _ends_double(base):

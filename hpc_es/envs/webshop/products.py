@@ -1,8 +1,8 @@
-"""The products of a data folder, as WebShop reads them from its own files.
+"""The products of a data folder, read from WebShop's own files.
 
 Files, by the original's names, each plain or with `.gz`: `items_shuffle.json` and `items_ins_v2.json`, or the same with
-`_1000`; `items_human_ins.json` where there are human instructions. Products come one at a time, because the full file
-has five gigabytes. Invariant: the first product with an ASIN counts, in the order of the file; ASINs of more than ten
+`_1000`; optionally `items_human_ins.json` with human instructions. Products are read one at a time, because the full
+file has five gigabytes. Invariant: for repeated ASINs the first product in the file counts; ASINs of more than ten
 characters are dropped. Source: WebShop's `engine/engine.py` (Yao et al., 2022).
 """
 
@@ -23,7 +23,7 @@ from hpc_es.errors import ConfigError
 _CHUNK = 1 << 22
 """Characters read at a time."""
 _MAX_ITEM = 1 << 26
-"""What is longer is no product but damage."""
+"""Most characters of one product; anything longer means that the file is damaged."""
 MAX_ASIN = 10
 _UNREADABLE = (OSError, EOFError, ValueError, zlib.error, RecursionError)
 
@@ -38,26 +38,26 @@ class Product(msgspec.Struct, frozen=True, array_like=True):
     asin: str
     category: str
     query: str
-    """Lower case; the original compares it where it asks whether two products are of one kind."""
+    """Lower case; the original compares it to decide whether two products are of the same kind."""
     product_category: str
-    """A path, its steps divided by `›`."""
+    """Path of categories, separated by `›`."""
     title: str
     description: str
     bullets: list[str]
     prices: list[float]
-    """One, or the two ends of a range."""
+    """One price, or the two ends of a range."""
     price_tag: str
     options: dict[str, list[str]]
-    """Values by option name, both lower case."""
+    """Values by option name, both in lower case."""
     attributes: list[str]
     instruction: str | None
-    """Of the synthetic goals."""
+    """Instruction of the synthetic goals."""
     instruction_attributes: list[str]
     human: list[HumanInstruction]
 
     @property
     def indexed_text(self) -> str:
-        """What search looks at."""
+        """The text that search indexes."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         return " ".join([self.title, self.description, self.bullets[0] if self.bullets else "", options]).lower()
 
@@ -73,7 +73,7 @@ class Files:
 
 
 def find(data_dir: Path) -> Files:
-    """The files of a data folder; the full catalogue before the one of 1,000. Errors: ConfigError."""
+    """The files of a data folder; the full catalogue is preferred to the one of 1,000. Errors: ConfigError."""
     human = _existing(data_dir / "items_human_ins.json")
     for suffix in ("", "_1000"):
         items = _existing(data_dir / f"items_shuffle{suffix}.json")
@@ -126,7 +126,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _items(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of one long JSON list, with only one piece of it in memory."""
+    """The objects of one long JSON list, with only a part of it in memory."""
     decoder = json.JSONDecoder()
     try:
         with _open(path) as file:
@@ -149,7 +149,7 @@ def _items(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _skip(text: str, at: int) -> int:
-    """Past the brackets, commas and spaces between two objects."""
+    """The position after the brackets, commas and spaces between two objects."""
     while at < len(text) and text[at] in "[, \t\r\n":
         at += 1
     return at

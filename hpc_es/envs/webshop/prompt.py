@@ -1,8 +1,8 @@
-"""What the model is shown in each turn, and how its answer is read.
+"""The prompt of each turn, and the parsing of answers.
 
-The setting of verl-agent in words of our own: the task, the last few observations and actions, the current observation
-letter by letter as the original shows it, the admissible actions; the answer is thought, then
-`<action>...</action>`. The styles `plain` and `short` are ours, for small models.
+The setting is that of verl-agent, with our own wording: the task, the last few observations and actions, the current
+observation exactly as the original shows it, and the admissible actions; the answer is thought, then
+`<action>...</action>`. The styles `plain` and `short` are additions for small models.
 """
 
 import re
@@ -13,7 +13,7 @@ from hpc_es.envs.webshop.goals import Goal
 
 Style = Literal["think", "plain", "short"]
 MAX_CHARACTERS = 13_000
-"""A longer prompt loses its history."""
+"""A prompt with more characters drops its history."""
 _TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL | re.IGNORECASE)
 _END = re.compile("</action>", re.IGNORECASE)
 
@@ -43,10 +43,10 @@ def write(
     max_turns: int,
     style: Style,
 ) -> str:
-    """The prompt of one turn.
+    """Write the prompt of one turn.
 
-    history: the last (observation, action) pairs; num_turns: turns that were taken so far. The style `short` has an
-    example in place of the list of actions.
+    `history` holds the last (observation, action) pairs; `num_turns` is the number of turns so far. The style `short`
+    has an example instead of the list of actions.
     """
     now = [f"Turn {num_turns + 1} of {max_turns}. The page now:\n{observation}", _HOW_TO_ANSWER[style]]
     if style == "short":
@@ -71,9 +71,9 @@ def _past(history: Sequence[tuple[str, str]], num_turns: int) -> list[str]:
 
 
 def searches(goal: Goal) -> list[str]:
-    """Searches that a ranking model may make: for the whole instruction, without the price, and without the options.
+    """Searches offered to a ranking model: the whole instruction, without the price, and without the options.
 
-    Brackets would end an action too early, so they are left out.
+    Brackets are left out, because they would end an action too early.
     """
     whole = goal["instruction_text"].lower()
     priceless = whole.partition(", and price lower than ")[0]
@@ -84,7 +84,9 @@ def searches(goal: Goal) -> list[str]:
 
 
 def read(answer: str) -> str:
-    """The action in an answer: what the last action tags hold, in lower case; without tags, the answer itself."""
-    ends = [match.end() for match in _END.finditer(answer)]  # behind the last, each opening tag would look for another
+    """The action in an answer, in lower case: the content of the last action tags, or the answer itself without
+    tags."""
+    # Stop at the last closing tag: after it, every opening tag would search the rest of the text in vain.
+    ends = [match.end() for match in _END.finditer(answer)]
     tagged = _TAGGED.findall(answer, 0, ends[-1]) if ends else []
     return tagged[-1].strip().lower() if tagged else answer.strip()

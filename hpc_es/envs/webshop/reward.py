@@ -1,9 +1,9 @@
-"""What a purchase is worth: WebShop's reward, with all its quirks.
+"""WebShop's reward of a purchase, with all its quirks.
 
 `total = r_type * (attributes + options + price) / (num_attributes + num_options + 1)`. Invariant: equal to the original
-to the last bit. One quirk decides what can be reached: options of a goal that has them as a dict are compared as
-(name, value) tuples, so that their text has quotes and brackets and colours are recognised only where they stand
-alone; about one synthetic goal in fifteen cannot be met at all (`Catalogue.ceiling`). Source: WebShop's
+to the last bit. One quirk limits what can be reached: if a goal has its options as a dict, they are compared as (name,
+value) tuples, so their text contains quotes and brackets, and colours are recognised only if they stand alone. About
+one synthetic goal in fifteen therefore cannot be met at all (see `Catalogue.ceiling`). Source: WebShop's
 `engine/goal.py` and `engine/normalize.py` (Yao et al., 2022).
 """
 
@@ -16,7 +16,7 @@ from hpc_es.envs.webshop.nouns import nouns
 from hpc_es.envs.webshop.products import Product
 
 ALIKE = 85
-"""Texts whose ratio is above this count as the same."""
+"""Texts with a ratio above this count as equal."""
 
 _COLOURS = (
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel "
@@ -28,7 +28,7 @@ _COLOURS = (
     "tiger turquoise violet walnut wheat white wine yellow"
 )
 COLOURS = tuple(_COLOURS.split())
-"""In the original's order: the first that fits counts."""
+"""Colours in the original's order: the first that matches counts."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Reward:
     r_type: float
     r_att: float
     r_option: float | None
-    """None where the goal has no options."""
+    """None if the goal has no options."""
     r_price: bool
     query_match: bool
     category_match: bool
@@ -45,7 +45,7 @@ class Reward:
 
 
 def reward(product: Product, goal: Mapping[str, Any], price: float, options: Mapping[str, str]) -> Reward:
-    """Buying `product` at `price` with these options (name to value) for this goal. Errors: EnvError, as `nouns`."""
+    """The reward of buying `product` at `price` with these options (name to value) for a goal. Errors: see `nouns`."""
     r_type, query_match, category_match, title_score = _type(product, goal)
     wanted = goal["goal_options"]
     num_attributes = sum(_has(product, attribute) for attribute in goal["attributes"])
@@ -92,12 +92,13 @@ def _has(product: Product, attribute: str) -> bool:
 
 
 def _num_matching(bought: list[str], wanted: list[Any]) -> int:
-    """How many of the wanted options some bought option is like."""
+    """Number of wanted options that are similar to some bought option."""
     bought_texts = [str(_colour(option)) for option in bought]
     wanted_texts = [str(_colour(option)) for option in wanted]
     return sum(any(token_set_ratio(one, text) > ALIKE for one in bought_texts) for text in wanted_texts)
 
 
 def _colour(option: Any) -> Any:
-    """The first colour in it; for a (name, value) tuple that means: that one of the two is."""
+    """The first colour that an option contains; a (name, value) tuple contains a colour only if one of the two is
+    it."""
     return next((colour for colour in COLOURS if colour in option), option)

@@ -1,7 +1,7 @@
-"""Where a catalogue's products lie: arrays in memory, or on disk and then mapped, so that a node holds them once.
+"""A catalogue's products as arrays, in memory or mapped from disk, so that all processes of a node share them.
 
-Invariant: what is on disk is complete (it is renamed into place) and belongs to exactly the files it was made from
-(its name is a digest of their names, sizes and times). A small catalogue is never written.
+Invariant: arrays on disk are complete (they are renamed into place) and belong to exactly the files they were made from
+(the folder's name is a digest of the files' names, sizes and times). A small catalogue is never written to disk.
 """
 
 import fcntl
@@ -26,14 +26,14 @@ from hpc_es.envs.webshop.products import MAX_ASIN, Files, Product
 Arrays = dict[str, NDArray[Any]]
 
 FORMAT = 1
-"""Raise it when what is written changes."""
+"""Version of the files on disk; increase it when their contents change."""
 SMALL_BYTES = 32 << 20
-"""A catalogue whose item file is smaller than this is kept in memory, without a cache on disk."""
+"""A catalogue with a smaller item file is kept in memory, without a cache on disk."""
 _NUM_CACHED_PRODUCTS = 1024
 
 
 def cache_folder(files: Files, cache_dir: Path | None) -> Path | None:
-    """Where these files' arrays are kept; None where they are small enough to be made anew by each process."""
+    """The folder of these files' arrays; None if they are small enough for each process to build its own."""
     if files.items.stat().st_size < SMALL_BYTES:
         return None
     identity = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
@@ -42,7 +42,7 @@ def cache_folder(files: Files, cache_dir: Path | None) -> Path | None:
 
 
 def kept(folder: Path | None, name: str, build: Callable[[], Arrays]) -> Arrays:
-    """What `build` makes: from memory where there is no folder, else mapped from it, built by the first who comes."""
+    """The arrays that `build` makes: built in memory without a folder, else mapped from it and built only once."""
     if folder is None:
         return build()
     final = folder / name
@@ -66,7 +66,7 @@ def _write(final: Path, arrays: Arrays) -> None:
 
 
 class Shelf:
-    """All products, by their number in the order of the file."""
+    """All products, by their number in file order."""
 
     def __init__(self, arrays: Arrays) -> None:
         self.arrays = arrays
@@ -96,7 +96,7 @@ class Shelf:
         return int(order[place])
 
     def rank(self) -> NDArray[np.int32]:
-        """Each product's place in the order of ASINs."""
+        """Each product's position in the order of ASINs."""
         rank = np.empty(len(self), np.int32)
         rank[self.arrays["by_asin"]] = np.arange(len(self), dtype=np.int32)
         return rank
@@ -108,10 +108,10 @@ def open_shelf(files: Files, folder: Path | None) -> Shelf:
 
 
 def build(found: Iterable[Product]) -> Arrays:
-    """Columns of all products.
+    """Build the columns of all products.
 
-    A draw is one price limit that a goal, or all goals of one product, gets: `<kind>_draws` has the product's number,
-    `<kind>_goals` how many goals share it.
+    A draw is one price limit, for one goal or for all goals of one product: `<kind>_draws` holds the product's number
+    and `<kind>_goals` the number of goals that share the limit.
     """
     records, ends, asins = bytearray(), [], []
     low, high = [], []
@@ -151,6 +151,6 @@ def build(found: Iterable[Product]) -> Arrays:
 def _encoded(product: Product) -> bytes:
     try:
         return msgspec.msgpack.encode(product)
-    except UnicodeEncodeError:  # half an emoji, where a text was cut off: it becomes a question mark
+    except UnicodeEncodeError:  # half an emoji at the end of a shortened text becomes a question mark
         whole = json.dumps(msgspec.to_builtins(product), ensure_ascii=False).encode(errors="replace")
         return msgspec.msgpack.encode(msgspec.json.decode(whole, type=Product))

@@ -1,6 +1,6 @@
-"""What a model still knows: MMLU-Pro and HellaSwag through lm-eval, on local files, for any version of a run.
+"""Measure how much general knowledge a version retains: MMLU-Pro and HellaSwag through lm-eval, on local files.
 
-`measure` scores theta_v with the engine that the run had; `tasks` defines the three tasks, `model` is lm-eval's view of
-our engines; store/retention.py keeps the scores. Invariant: nothing is fetched from anywhere, and what is measured is
-theta_v to the bit. Only the functions import lm-eval, which needs the extra `retention`.
+`measure` scores theta_v with the run's engine; `tasks` defines the three tasks; `model` presents our engines to
+lm-eval; store/retention.py keeps the scores. Invariant: nothing is downloaded, and the measured parameters are theta_v
+to the bit. lm-eval, which needs the extra `retention`, is imported only inside functions.
 """

@@ -1,7 +1,7 @@
-"""Measure versions on the tasks of retention, each (version, task) once.
+"""Measure versions on the retention tasks, each (version, task) once.
 
-Invariants: a model is a run without updates, so that one path serves both; a task is recorded as soon as it is done,
-and what is recorded is not measured again.
+Invariants: a model is treated as a run without updates, so that both use the same code; a task is recorded as soon as
+it is finished, and recorded tasks are not measured again.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from typing import Any, Literal, cast, get_args
 
 from msgspec.structs import replace
 
-from hpc_es import __version__
 from hpc_es.config import Config
 from hpc_es.errors import ConfigError
 from hpc_es.params.arena import Arena
@@ -27,21 +26,22 @@ from hpc_es.recorded.retention.tasks import MAX_TOKENS, SEED, Examples, make_tas
 from hpc_es.recorded.solo import Recorded, Solo
 from hpc_es.store.clock import Clock
 from hpc_es.store.retention import Measured, Record, Settings, find_record, write_record
+from hpc_es.version import __version__
 
 Backend = Literal["vllm", "transformers"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 MAX_LENGTH = 4096
-"""Default of prompt and answer together: the longest prompt has about 1,600 tokens."""
+"""Default for the tokens of prompt and answer together; the longest prompt has about 1,600 tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RetentionRequest:
-    """Settings that were given; None: the run's own, or the model's."""
+    """Settings that the user requested; None means the run's setting, or the model's."""
 
     backend: Backend | None = None
     dtype: Dtype | None = None
     batch_size: int | None = None
-    """Prompts at once; it changes no score."""
+    """Number of prompts at once; does not change scores."""
     max_tokens: int = MAX_TOKENS
     max_length: int | None = None
     chat: bool = True
@@ -49,14 +49,14 @@ class RetentionRequest:
 
 
 def of_run(root: Path, base: Path | None = None) -> Recorded:
-    """`base`: the base model, where it has moved. Errors: as Recorded.read."""
+    """Open a run; `base` is the base model if it has moved. Errors: see Recorded.read."""
     recorded = Recorded.read(root)
     model = recorded.config.model.model_copy(update={"path": str(base)} if base else {})
     return dataclasses.replace(recorded, config=recorded.config.model_copy(update={"model": model}))
 
 
 def of_model(folder: Path) -> Recorded:
-    """A Hugging Face folder as a run that has made no update. Errors: ModelError."""
+    """Open a Hugging Face folder as a run without updates. Errors: ModelError."""
     stated = read_config(folder) | text_config(read_config(folder))
     dtype = stated.get("dtype") or stated.get("torch_dtype")
     config = Config.model_validate(
@@ -81,39 +81,39 @@ def measure(
     *,
     say: Callable[[str], None] = print,
 ) -> dict[tuple[int, str], tuple[Path, Record]]:
-    """Records by (version, task name); those that `folder` has already are taken from there.
+    """Measure the versions on the tasks, unless `folder` has the record; return records by (version, task name).
 
     Errors: ConfigError without the extra `retention`, for a wrong setting or version; DigestMismatch; EngineError;
     ModelError; StoreError.
     """
     if find_spec("lm_eval") is None:
-        raise ConfigError("lm-eval is not installed here, which measures retention: pip install 'hpc_es[retention]'")
+        raise ConfigError("measuring retention needs lm-eval, which is not installed: pip install 'hpc_es[retention]'")
     _stay_offline()
-    asked, settings = _asked(recorded, request)
+    requested, settings = _requested(recorded, request)
     wanted = {
-        (recorded.version(version), task.definition.name): (task, _measured(asked, version, task, settings))
+        (recorded.version(version), task.definition.name): (task, _measured(requested, version, task, settings))
         for version in sorted(versions)
         for task in tasks
     }
     earlier = {at: find_record(folder, measured) for at, (_, measured) in wanted.items()}
     found = {at: record for at, record in earlier.items() if record is not None}
     if missing := {at: what for at, what in wanted.items() if at not in found}:
-        with _Session.start(asked, settings, say) as session:
+        with _Session.start(requested, settings, say) as session:
             for (version, name), (task, measured) in missing.items():
-                say(f"{asked.paths.root}, theta_{version}: {task.definition.title}, {len(task.rows)} examples")
+                say(f"{requested.paths.root}, theta_{version}: {task.definition.title}, {len(task.rows)} examples")
                 record = session.measure(version, task, measured)
                 found[version, name] = (write_record(folder, record), record)
     return {at: found[at] for at in wanted}
 
 
-def _asked(recorded: Recorded, request: RetentionRequest) -> tuple[Recorded, Settings]:
-    """The run with the engine that is wished for. Errors: ConfigError, ModelError."""
+def _requested(recorded: Recorded, request: RetentionRequest) -> tuple[Recorded, Settings]:
+    """The run with the requested engine settings. Errors: ConfigError, ModelError."""
     config = recorded.config
     backend = request.backend or config.engine.kind
     if backend not in get_args(Backend):
         raise ConfigError(
-            f"engine.kind={backend} of {recorded.paths.root} does not hold a language model whose retention can be "
-            "measured; where it does have one, name --backend vllm or transformers"
+            f"engine.kind={backend} of {recorded.paths.root} cannot measure retention; if its model is a language "
+            "model, use --backend vllm or transformers"
         )
     settings = Settings(
         backend=backend,
@@ -126,8 +126,8 @@ def _asked(recorded: Recorded, request: RetentionRequest) -> tuple[Recorded, Set
     )
     if settings.max_tokens >= settings.max_length:
         raise ConfigError(
-            f"answers of {settings.max_tokens} tokens leave no room for a prompt within {settings.max_length}; give "
-            "fewer --max-tokens, or more --max-length where the model allows it"
+            f"answers of {settings.max_tokens} tokens leave no room for a prompt within {settings.max_length}; lower "
+            "--max-tokens, or raise --max-length if the model allows it"
         )
     engine = {
         "kind": settings.backend,
@@ -143,7 +143,7 @@ def _asked(recorded: Recorded, request: RetentionRequest) -> tuple[Recorded, Set
 
 
 def _context(model: Path) -> int:
-    """Tokens that a model was made for, as far as its config says."""
+    """The context length of a model according to its config; MAX_LENGTH if it does not say."""
     config = read_config(model)
     stated = (config | text_config(config)).get("max_position_embeddings")
     return stated if isinstance(stated, int) and stated > 0 else MAX_LENGTH
@@ -162,7 +162,7 @@ def _measured(recorded: Recorded, version: int, task: Examples, settings: Settin
 
 
 def _stay_offline() -> None:
-    """All that is needed lies in files; libraries that look for news elsewhere are told not to."""
+    """Keep libraries from accessing the network, since all data are local files."""
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
     os.environ.setdefault("TQDM_DISABLE", "1")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -170,7 +170,7 @@ def _stay_offline() -> None:
 
 @dataclasses.dataclass
 class _Session:
-    """One engine, and the event loop in which it lives while lm-eval waits for its answers."""
+    """One engine, and the event loop in which it runs while lm-eval waits for its answers."""
 
     recorded: Recorded
     settings: Settings
@@ -213,7 +213,7 @@ class _Session:
         )
 
     def _evaluate(self, task: Examples) -> tuple[dict[str, Any], int]:
-        """lm-eval's results, and how many prompts lost their beginning."""
+        """lm-eval's results, and the number of prompts whose beginning was cut off."""
         from lm_eval.evaluator import evaluate
 
         from hpc_es.recorded.retention.model import EngineModel

@@ -1,8 +1,7 @@
-"""An engine of ours as lm-eval sees a model.
+"""Present one of our engines to lm-eval as a model.
 
-Invariant: lm-eval decides on prompts and scores, the engine only continues and scores tokens. Tokens are made as
-lm-eval's own wrapper of transformers makes them, and a prompt without room for the answer loses its
-beginning, as there.
+Invariant: lm-eval decides on prompts and scores; the engine only generates and scores tokens. Tokenisation is that of
+lm-eval's own wrapper of transformers, and a prompt that leaves no room for the answer loses its beginning, as there.
 """
 
 import asyncio
@@ -28,7 +27,8 @@ SECONDS_BETWEEN_WORDS = 30.0
 
 
 class EngineModel(TemplateLM):
-    """`run` runs a coroutine in the engine's event loop; `max_length`: tokens of prompt and answer together."""
+    """A model for lm-eval. `run` runs a coroutine in the engine's event loop; `max_length` is the most tokens of prompt
+    and answer together."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class EngineModel(TemplateLM):
         super().__init__()
         self.tokenizer: Any = engine.tokenizer
         self.num_shortened = 0
-        """Prompts so far that lost their beginning."""
+        """Number of prompts so far whose beginning was cut off."""
         self._engine, self._run, self._say = engine, run, say
         self._max_length, self._chat_options = max_length, chat_options
 
@@ -60,7 +60,7 @@ class EngineModel(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A system message that the template refuses becomes the beginning of the first user message."""
+        """Apply the chat template; a system message that it refuses is put before the first user message."""
         options = {
             "tokenize": False,
             "add_generation_prompt": add_generation_prompt,
@@ -77,13 +77,13 @@ class EngineModel(TemplateLM):
             return str(self.tokenizer.apply_chat_template([merged, *others], **options))
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        if add_special_tokens is None:  # a chat template has written the first token already
+        if add_special_tokens is None:  # a chat template has already written the first token
             begin = self.tokenizer.bos_token
             add_special_tokens = not (begin and string.startswith(begin))
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
 
     def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[str]:
-        """Greedy, as all tasks here ask."""
+        """Generate answers greedily, as all our tasks require."""
         return self._all([self._answer(*request.args) for request in requests])
 
     def loglikelihood(self, requests: "list[Instance]", disable_tqdm: bool = True) -> list[tuple[float, bool]]:
@@ -93,13 +93,14 @@ class EngineModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        """(sum of log-probabilities, False): whether greedy play would say the same enters none of our scores."""
+        """Return (sum of log-probabilities, False). The second value would say whether the answer is the greedy one,
+        which none of our scores uses."""
         by_prompt = [list(group) for _, group in itertools.groupby(requests, key=lambda request: request[1])]
         scored = self._all([self._score(group[0][1], [tuple(each[2]) for each in group]) for group in by_prompt])
         return [(sum(each), False) for scores in scored for each in scores]
 
     def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> list[float]:
-        raise NotImplementedError("no task of retention scores whole texts")
+        raise NotImplementedError("no retention task scores whole texts")
 
     async def _answer(self, context: str, settings: dict[str, Any]) -> str:
         room = settings["max_gen_toks"]
@@ -119,7 +120,7 @@ class EngineModel(TemplateLM):
         return prompt[-kept:]
 
     def _all(self, requests: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-        """Answers in the order of the requests, which run side by side; the first error ends them all."""
+        """Run all requests concurrently; return answers in their order. The first error cancels the rest."""
         done, said = 0, time.monotonic()
 
         async def counted(request: Coroutine[Any, Any, T]) -> T:

@@ -1,12 +1,12 @@
-"""The tasks of retention, in lm-eval's terms, over files of fixed examples.
+"""The retention tasks, defined for lm-eval over files of fixed examples.
 
-Invariants: examples, prompts and scores depend on the files and on lm-eval's own task code alone; the order of the
-examples is the files', so that position i is the same example in every record of the same file. Sources: MMLU-Pro
-(Wang et al., 2024), HellaSwag (Zellers et al., 2019), both as lm-eval asks them.
+Invariants: examples, prompts and scores depend only on the files and on lm-eval's own task code; examples keep the
+order of the file, so that position i is the same example in every record of the same file. Sources: MMLU-Pro (Wang et
+al., 2024) and HellaSwag (Zellers et al., 2019), both in lm-eval's form.
 
-MMLU-Pro is asked without examples: the rows that its five shots are made from are not among the files. HellaSwag is
-asked twice: by the likelihood of its endings, as lm-eval does, and by a generated letter, as the published retention
-tables do; their wording is not known, so that prompt is ours, in MMLU-Pro's form.
+MMLU-Pro is used zero-shot, because the rows for its usual five shots are not in the files. HellaSwag is scored twice:
+by the likelihood of its endings, as in lm-eval, and by a generated letter, as in the published retention tables. Their
+prompt is not published, so ours follows MMLU-Pro's form.
 """
 
 import gzip
@@ -36,12 +36,12 @@ _ANSWERS = (
     re.compile(r".*[aA]nswer:\s*([A-J])"),
     re.compile(r"\b([A-J])\b(?!.*\b[A-J]\b)", re.DOTALL),
 )
-"""MMLU-Pro's published rules, of which the first that finds something decides."""
+"""MMLU-Pro's published extraction rules; the first that matches decides."""
 
 
 @dataclass(frozen=True)
 class Definition:
-    """One task. `version` counts changes to what it asks and how that is scored."""
+    """One task. `version` counts changes to its prompts and scoring."""
 
     name: str
     title: str
@@ -88,7 +88,7 @@ class HellaSwag(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Examples:
-    """The first examples of a task's file."""
+    """The first examples in a task's file."""
 
     definition: Definition
     rows: tuple[MmluPro | HellaSwag, ...]
@@ -98,21 +98,21 @@ class Examples:
 
 
 def data_folder(given: Path | None) -> Path:
-    """`given`, else `retention` in the data folder (HPC_ES_DATA). Errors: ConfigError when it is not there."""
+    """The folder `given`, else `retention` in the data folder (HPC_ES_DATA). Errors: ConfigError if it is missing."""
     folder = data_path(given or Path("retention"))
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}, where the retention files should be; see --data")
+        raise ConfigError(f"the folder {folder} for the retention files does not exist; name it with --data")
     return folder
 
 
 def read_examples(name: str, folder: Path, limit: int | None = None) -> Examples:
-    """All examples of a task, or its first `limit`.
+    """Read all examples of a task, or the first `limit`.
 
-    Errors: ConfigError for an unknown task, for a limit beyond the file's examples, and for a file that is missing or
-    damaged.
+    Errors: ConfigError for an unknown task, for a limit above the number of examples, and for a missing or damaged
+    file.
     """
     if name not in DEFINITIONS:
-        raise ConfigError(f"there is no task {name!r}; there are {', '.join(DEFINITIONS)}")
+        raise ConfigError(f"unknown task {name!r}; known: {', '.join(DEFINITIONS)}")
     definition = DEFINITIONS[name]
     path, kind = folder / definition.file, MmluPro if name == "mmlu_pro" else HellaSwag
     try:
@@ -121,13 +121,13 @@ def read_examples(name: str, folder: Path, limit: int | None = None) -> Examples
     except FileNotFoundError:
         fields = ", ".join(kind.__struct_fields__)
         raise ConfigError(
-            f"{path} is missing; {name} needs it: gzipped, on each line a JSON object with {fields}, as in the data set"
+            f"{path} is missing; {name} needs it: gzipped JSON lines, objects with {fields} as in the data set"
         ) from None
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be read ({error}); copy it again") from error
     rows = tuple(_row(line, kind, f"{path}, line {number}") for number, line in enumerate(lines, 1))
     if not 1 <= (wanted := limit or len(rows)) <= len(rows):
-        raise ConfigError(f"{wanted} examples of {name} are asked for; {path} has {len(rows)}")
+        raise ConfigError(f"{wanted} examples of {name} were requested; {path} has {len(rows)}")
     return Examples(definition, rows[:wanted], hashlib.sha256(packed).hexdigest(), len(rows))
 
 
@@ -139,10 +139,10 @@ def _row(line: bytes, kind: type[MmluPro] | type[HellaSwag], where: str) -> Mmlu
 
 
 def extract_letter(answer: str) -> str:
-    """The letter that an answer settles on, or NO_ANSWER.
+    """The letter that an answer chooses, or NO_ANSWER.
 
-    Where the published script would then guess at random, an answer without a letter is wrong. Thoughts that a model
-    sets apart by </think> are not part of its answer.
+    An answer without a letter is wrong, whereas the published script guesses at random. Text before </think> is not
+    part of the answer.
     """
     answer = answer.rpartition("</think>")[2]
     found = next(filter(None, (pattern.search(answer) for pattern in _ANSWERS)), None)
@@ -150,7 +150,7 @@ def extract_letter(answer: str) -> str:
 
 
 def make_task(examples: Examples, max_tokens: int) -> "ConfigurableTask":
-    """As lm-eval evaluates it. `max_tokens`: of a generated answer."""
+    """Make the task for lm-eval; `max_tokens` limits a generated answer."""
     from lm_eval.api.task import ConfigurableTask
 
     definition = examples.definition
@@ -161,7 +161,7 @@ def make_task(examples: Examples, max_tokens: int) -> "ConfigurableTask":
 
 
 def _generated(examples: Examples, max_tokens: int) -> dict[str, Any]:
-    """lm-eval's mmlu_pro with all categories in one, and HellaSwag in the same form."""
+    """Configuration of lm-eval's mmlu_pro with all categories in one task, and of HellaSwag in the same form."""
     from lm_eval.tasks.mmlu_pro.utils import doc_to_text
 
     if examples.definition.name == "mmlu_pro":
@@ -188,7 +188,7 @@ def _generated(examples: Examples, max_tokens: int) -> dict[str, Any]:
 
 
 def _by_likelihood(examples: Examples) -> dict[str, Any]:
-    """lm-eval's hellaswag."""
+    """Configuration of lm-eval's hellaswag."""
     return {
         "custom_dataset": _dataset(_preprocessed(examples)),
         "output_type": "multiple_choice",
@@ -213,7 +213,7 @@ def _question(doc: dict[str, Any]) -> dict[str, Any]:
 
 
 def _dataset(docs: list[dict[str, Any]]) -> Any:
-    """What lm-eval calls instead of downloading a data set."""
+    """The function that lm-eval calls instead of downloading a data set."""
     from datasets import Dataset
 
     return lambda **_: {"test": Dataset.from_list(docs)}

@@ -1,4 +1,4 @@
-"""A table for people: text in cells, and below it what the numbers mean. As Markdown, or as HTML."""
+"""A table of text cells with a note below it, written as Markdown or HTML."""
 
 import html
 import math
@@ -8,20 +8,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TextTable:
+    """Cells of text for people to read; the numbers behind them are in a DataFrame."""
+
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     foot: str = ""
     num_names: int = 1
-    """So many columns at the left are names; the others are numbers, set to the right."""
+    """Number of columns at the left that hold names. The others hold numbers and are right-aligned."""
 
     def markdown(self) -> str:
-        """For a README."""
+        """Return the table as Markdown."""
         rule = ["---"] * self.num_names + ["--:"] * (len(self.header) - self.num_names)
         lines = [_line(cells) for cells in (self.header, rule, *self.rows)]
         return "\n".join([*lines, "", self.foot] if self.foot else lines)
 
     def html(self) -> str:
-        """A <table>, and its foot as a paragraph."""
+        """Return a <table>, with the foot as a paragraph below it."""
         head = "".join(f"<th{self._side(place)}>{html.escape(text)}</th>" for place, text in enumerate(self.header))
         body = "\n".join(
             "<tr>" + "".join(f"<td{self._side(k)}>{html.escape(text)}</td>" for k, text in enumerate(row)) + "</tr>"
@@ -35,7 +37,7 @@ class TextTable:
 
 
 def mean_and_sd(mean: float, sd: float, scale: float = 1, digits: int = 2, *, sign: str = "") -> str:
-    """ "72.66 ± 1.20"; without the deviation where there is one run, "-" where there is nothing."""
+    """Format "72.66 ± 1.20", or without the deviation if it is NaN (a single run), or "-" if the mean is NaN."""
     if math.isnan(mean):
         return "-"
     text = f"{scale * mean:{sign},.{digits}f}"

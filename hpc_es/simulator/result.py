@@ -1,7 +1,7 @@
-"""Where the seconds of simulated workers go, and what a simulated run comes to.
+"""The result of a simulated run, and the tally of worker seconds that it is computed from.
 
-Invariant: every second that a worker is connected is in exactly one account: busy (a result came of it), lost, under
-way as a message, or idle for one of three reasons.
+Invariant: every second of a connected worker counts exactly once: as busy (it led to a result), as lost, as waiting for
+a message, or as idle for one of three reasons.
 """
 
 from collections import Counter
@@ -12,50 +12,51 @@ from hpc_es.store import records as journal
 
 
 @dataclass(frozen=True)
-class Simulated:
-    """Shares are of the seconds that workers were connected, as in the tables of a real run."""
+class SimulationResult:
+    """Result of a simulated run. Shares are fractions of the seconds that workers were connected, as in the tables of a
+    real run."""
 
     mode: str
     num_workers: int
     population: int
     num_updates: int
     wall_clock_s: float
-    """From the first lease to the last commit."""
+    """Seconds from the first lease to the last commit."""
     total_s: float
-    """From the start of the head to its end, with start-up and final evaluation."""
+    """Seconds from the start of the head to its end, including start-up and final evaluation."""
     busy_share: float
-    """Updating, perturbing and rolling out, in results that were reported."""
+    """Share spent on updating, perturbing and rolling out for results that were reported."""
     useful_share: float
-    """The same, in accepted results only."""
+    """Share spent on accepted results."""
     waiting_share: float
-    """Idle: there is nothing to hand out before others report (the barrier, or the bound on lag), or no more."""
+    """Share spent idle because no work can be assigned until others report (the barrier, or the bound on lag)."""
     arena_share: float
-    """Idle: a full cohort waits for the head's arena, for an update or a checkpoint."""
+    """Share spent idle while a full cohort waits for the head's arena, for an update or a checkpoint."""
     end_share: float
-    """Idle after the last commit, while others evaluate the centre and the last checkpoint is written."""
+    """Share spent idle after the last commit, while others evaluate the centre and the last checkpoint is written."""
     message_share: float
-    """Assignments and results under way, and what is held when the run ends."""
+    """Share spent waiting for assignments and results in transit, and on work that is unfinished when the run ends."""
     lost_share: float
-    """Spent on evaluations that ended with their worker."""
+    """Share spent on evaluations that were lost with their worker."""
     lags: dict[int, int]
-    """Accepted results by lag."""
+    """Number of accepted results by lag."""
     stale: tuple[int, ...]
-    """Accepted results with a lag above 0, for each update."""
+    """Number of accepted results with a lag above 0, for each update."""
     num_evaluations: int
-    """Results reported, for members and for the centre."""
+    """Number of reported results, for members and for the centre."""
     num_discarded: int
-    """Good results beyond the bound on lag."""
+    """Number of results discarded because of the bound on lag."""
     discarded_share: float
-    """Share of the seconds in results for updates that were discarded."""
+    """Share of the seconds spent on members' results that were discarded."""
     num_preemptions: int
     num_lost: int
-    """Evaluations that ended with their worker."""
+    """Number of evaluations that were lost with their worker."""
     useful_s: float
-    """In accepted results, up to the last commit."""
+    """Seconds spent on accepted results, up to the last commit."""
     num_events: int
-    """What the core has handled."""
+    """Number of events that the core handled."""
     compute_s: float
-    """What the simulation itself took."""
+    """Seconds that the simulation itself took."""
 
     @property
     def seconds_per_update(self) -> float:
@@ -63,7 +64,7 @@ class Simulated:
 
     @property
     def bound_s(self) -> float:
-        """The wall-clock of the same useful work if no worker ever idled and nothing was wasted."""
+        """Wall-clock time of the same useful work if no worker ever idled and nothing was wasted."""
         return self.useful_s / self.num_workers
 
     @property
@@ -75,16 +76,16 @@ class Simulated:
         return max(self.lags)
 
 
-class Accounts:
-    """Seconds of all workers together, from time that passes and from records as they are written."""
+class SecondsTally:
+    """Sums the seconds of all workers by use, from the passing of time and from the records that the head writes."""
 
     def __init__(self) -> None:
         self.connected = self.holding = self.waiting = self.arena = self.end = 0.0
         self.busy = self.useful = self.lost = 0.0
         self.reported = self.discarded = 0.0
-        """In results for updates."""
+        """Seconds spent on members' results."""
         self.pending: dict[EvalId, float] = {}
-        """Seconds of results for updates that nothing has consumed yet."""
+        """Seconds spent on each member's result that no update has consumed yet."""
         self.lags: Counter[int] = Counter()
         self.stale: list[int] = []
         self.num_evaluations = self.num_discarded = self.num_lost = 0
@@ -100,7 +101,7 @@ class Accounts:
                 seconds = result.seconds_update + result.seconds_perturb + result.seconds_rollout
                 self.num_evaluations += 1
                 self.busy += seconds
-                if result.eval_id.purpose != "train":  # of the centre
+                if result.eval_id.purpose != "train":  # an evaluation of the centre
                     self.useful += seconds
                 else:
                     self.reported += seconds
@@ -119,11 +120,11 @@ class Accounts:
         self.last_commit, self.useful_at_commit = now, self.useful
 
     def lose(self, seconds: float) -> None:
-        """An evaluation ended with its worker after so many seconds."""
+        """Record an evaluation that was lost with its worker after this many seconds."""
         self.num_lost += 1
         self.lost += max(seconds, 0.0)
 
-    def simulated(
+    def result(
         self,
         *,
         mode: str,
@@ -133,9 +134,9 @@ class Accounts:
         num_preemptions: int,
         num_events: int,
         compute_s: float,
-    ) -> Simulated:
+    ) -> SimulationResult:
         connected = max(self.connected, 1e-12)
-        return Simulated(
+        return SimulationResult(
             mode=mode,
             num_workers=num_workers,
             population=population,

@@ -1,9 +1,10 @@
 """Check whether the number of workers fits the staleness schedule, by simulating the lags.
 
-Under `natural` the number of workers decides how stale results are: G workers make at most G - 1 of N results of a
-cohort stale by one version (3 of 16 with 4 workers; Hoy et al., 2026). With one worker nothing is ever stale, and with
-more than N much of the work comes too late. The simulation uses the real head, so its answer agrees with
-`hpc-es simulate CONFIG`. All other modes fix every cohort in advance, whatever the number of workers.
+In the mode `natural`, the number of workers decides how stale results are: with G workers, at most G - 1 of the N
+results of a cohort are stale by one version (3 of 16 with 4 workers; Hoy et al., 2026). With one worker no result is
+stale, and with more than N workers much of the work comes too late. The simulation uses the real head, so its answer
+agrees with `hpc-es simulate CONFIG`. All other modes fix the lags of every cohort in advance, whatever the number of
+workers.
 """
 
 import math
@@ -23,10 +24,10 @@ the same number of workers per member: the shares stay about the same."""
 NEVER_S = 1e12
 
 
-def misfits(config: Config, num_workers: int, durations: str = DURATIONS) -> list[str]:
-    """Warnings that say what does not fit and name the remedy; empty if all is well.
+def worker_count_warnings(config: Config, num_workers: int, durations: str = DURATIONS) -> list[str]:
+    """Warnings about what does not fit, with the remedy; empty if all is well.
 
-    `durations`: durations of evaluations, in the format of `hpc-es simulate`."""
+    `durations` are the durations of evaluations, in the format of `hpc-es simulate`."""
     return [*_too_short(config), *_idle(config, num_workers), *_not_as_named(config, num_workers, durations)]
 
 
@@ -55,8 +56,8 @@ def _too_short(config: Config) -> Iterator[str]:
 def _idle(config: Config, num_workers: int) -> Iterator[str]:
     if num_workers > (most := most_at_once(config)):
         yield (
-            f"staleness.mode={config.staleness.mode} hands out at most {most} members at once: "
-            f"{num_workers - most} of the {num_workers} workers would only idle or score held-out tasks, so use fewer"
+            f"staleness.mode={config.staleness.mode} assigns at most {most} members at once: {num_workers - most} of "
+            f"the {num_workers} workers would only idle or score held-out tasks, so use fewer"
         )
 
 

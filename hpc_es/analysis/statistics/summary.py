@@ -1,6 +1,6 @@
-"""The one table that says what a run was worth: fitness before and after on the same tasks, and what it cost.
+"""The summary of one run: fitness before and after on the same tasks, and what it cost.
 
-Invariant: the two policies are compared task by task, on accepted evaluations of the unperturbed policy only, and the
+Invariant: the two policies are compared task by task, on accepted evaluations of the unperturbed policy only. The
 interval is a bootstrap over tasks with a fixed seed, so that the same run always gives the same table.
 """
 
@@ -43,7 +43,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Summary:
-    """None: not known (yet)."""
+    """Results and costs of one run. None means not known (yet)."""
 
     run_id: str
     finished: bool
@@ -51,31 +51,31 @@ class Summary:
     num_null_commits: int
     num_voids: int
     base: Evaluated | None
-    """theta_0."""
+    """Result of theta_0."""
     final: Evaluated | None
-    """The newest version that was evaluated in the run."""
+    """Result of the newest version that the run evaluated."""
     difference: Difference | None
     ceiling: Ceiling | None
-    """Where not all held-out tasks can be solved."""
+    """Set if not all held-out tasks can be solved."""
     num_workers: int
-    """Incarnations; a restarted worker counts again."""
+    """Number of worker incarnations: a restarted worker counts again."""
     wall_clock_s: float
-    """While a head was running."""
+    """Wall-clock time during which a head was running."""
     tokens_per_second: float | None
-    """Prompt and generated tokens of all results, over the wall-clock."""
+    """Prompt and generated tokens of all results, per second of wall-clock time."""
     generated_per_second: float | None
     busy_share: float | None
     """Share of the seconds of connected workers that were spent on evaluations."""
     useful_share: float | None
-    """The same: spent on evaluations that were accepted."""
+    """Share of the same seconds that were spent on accepted evaluations."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the summary as a dictionary, for JSON."""
         return asdict(self)
 
 
 def summary(run: Run) -> Summary:
-    """Summary of a run, finished or not. Evaluations made later (`hpc-es eval`) do not enter."""
+    """Summarise a run, finished or not. Later evaluations (`hpc-es eval`) do not count."""
     evaluations = run.evaluations[run.evaluations["source"] == "run"]
     evals = run.evals[(run.evals["source"] == "run") & (run.evals["num_tasks"] > 0)]
     versions = sorted(evals["version"])
@@ -102,7 +102,7 @@ def summary(run: Run) -> Summary:
 
 
 def render(summary: Summary) -> "Table":
-    """For a terminal."""
+    """Format a summary for a terminal."""
     from rich import box
     from rich.table import Table
 
@@ -166,7 +166,7 @@ def _evaluated(evals: "pd.DataFrame", version: int) -> Evaluated:
     )
 
 
-# --- numbers for people -----------------------------------------------------------------------------------------
+# --- formatting --------------------------------------------------------------------------------------------------
 
 
 def _fitness_line(label: str, evaluated: Evaluated | None) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\n")
 
 
 def as_text(cell: Any) -> Any:
-    """The cell, with an apostrophe in front of a text that a spreadsheet would take for a formula."""
+    """Put an apostrophe in front of text that a spreadsheet would read as a formula; return other cells unchanged."""
     if not isinstance(cell, str):
         return cell
     text = cell.replace("\r\n", "\n").replace("\r", "\n")  # pandas would not quote a lone \r, which ends a row
@@ -26,7 +26,7 @@ def as_text(cell: Any) -> Any:
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write one or more rows with the same keys. Errors: StoreError when the file cannot be written."""
+    """Write one or more rows with the same keys. Errors: StoreError if the file cannot be written."""
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
