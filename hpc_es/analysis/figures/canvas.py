@@ -149,8 +149,9 @@ def png(figure: "Figure") -> bytes:
     return out.getvalue()
 
 
-def save_png(figure: "Figure", path: Path) -> Path:
-    """Write a figure; makes the folder. Returns the path."""
+def save_png(figure: "Figure", path: str | Path) -> Path:
+    """Write a figure as PNG, and create the directory if need be. Returns the path."""
+    path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(png(figure))
     return path

@@ -1,11 +1,10 @@
 """All figures of runs in one place, for notebooks: each takes a run, several, or runs by name, and returns a Figure.
 
-    from hpc_es.analysis.figures.plots import plot_learning_curve
-    plot_learning_curve(["runs/a", "runs/b"])
+    figure = hpc_es.plots.plot_learning_curve({"sync": "runs/a", "async": ["runs/b", "runs/c"]})
+    hpc_es.plots.save_png(figure, "curve.png")
 
-A run is the folder, the run.h5, or what hpc_es.store.read makes of it, which is quicker for several figures.
-
-A figure for which the runs have no data raises NothingToShow, which says why.
+A run is its folder, its run.h5, or what hpc_es.read makes of it, which is quicker for several figures. A figure for
+which the runs have no data raises NothingToShow, which says why.
 """
 
 from hpc_es.analysis.figures.at_k import plot_at_k

@@ -6,6 +6,7 @@ are those of the asynchronous-ES paper (Hoy et al., 2026): Sync, Async-1, Lag-4 
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from hpc_es.config.schema import HARMLESS
 from hpc_es.errors import ConfigError
 from hpc_es.store import Run, read
 
-Source = Run | str | Path
+Source = Run | str | os.PathLike[str]
 """A run, or where it is: a run folder or a run.h5."""
 Runs = Source | Sequence[Source] | Mapping[str, Source | Sequence[Source]]
 """What tables and figures take: one run, several, or runs by the name of their condition."""
@@ -49,7 +50,7 @@ def conditions_of(runs: Runs) -> list[Condition]:
     """The conditions of some runs, in the order in which they first come; a mapping names them itself.
 
     Errors: ConfigError for what is no run, for a seed that comes twice in one condition, and for a name given to runs
-    of different settings; those of hpc_es.store.read for a path.
+    of different settings; those of hpc_es.read for a path.
     """
     if isinstance(runs, Mapping):
         named = [Condition(label, tuple(_sequence(members))) for label, members in runs.items()]
@@ -218,7 +219,7 @@ def _check_seeds(condition: Condition) -> None:
 
 
 def _sequence(runs: Source | Sequence[Source]) -> list[Run]:
-    several = [runs] if isinstance(runs, Run | str | Path) else runs
+    several = [runs] if isinstance(runs, Run | str | os.PathLike) else runs
     if not isinstance(several, Sequence):
         raise ConfigError(f"{runs!r} is not a run: give a run, its folder, several of these, or a mapping from names")
     return [_run(one) for one in several]
@@ -227,8 +228,8 @@ def _sequence(runs: Source | Sequence[Source]) -> list[Run]:
 def _run(source: Source) -> Run:
     if isinstance(source, Run):
         return source
-    if not isinstance(source, str | Path):
-        raise ConfigError(f"{source!r} is not a run: give a run (hpc_es.store.read), or its folder or run.h5 as a path")
+    if not isinstance(source, str | os.PathLike):
+        raise ConfigError(f"{source!r} is not a run: give a run (hpc_es.read), or its folder or run.h5 as a path")
     return read(Path(source))
 
 
