@@ -147,7 +147,7 @@ def test_a_submitted_run_completes_and_verifies(undisturbed: Submission) -> None
     tasks = submission.workers.tasks
     assert [task.job_id for task in tasks] == [f"{submission.workers.job_id}_{i}" for i in range(2)]
     assert [(task.state, task.done(), task.exception()) for task in tasks] == [("COMPLETED", True, None)] * 2
-    assert "joined" in tasks[0].stdout()
+    assert "worker ends: all updates" in tasks[0].stdout()
     assert submission.stdout() == submission.head.stdout() != ""
 
 
