@@ -1,9 +1,11 @@
 """The documentation holds together: links lead somewhere, the README leads to every page, and Python examples run."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import first_release
 import pytest
@@ -12,6 +14,7 @@ import hpc_es
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOK = ROOT / "examples" / "first_run.ipynb"
 PUBLIC = {"hpc_es", "hpc_es.envs", "hpc_es.errors"}
 """What examples may import: no deeper module, so that modules can move."""
 
@@ -49,8 +52,15 @@ def names_used(source: str) -> Iterator[str]:
                 yield f"hpc_es.{name}"
 
 
+def cells(notebook: Path) -> str:
+    """The code of a notebook."""
+    found = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return "\n".join("".join(cell["source"]) for cell in found if cell["cell_type"] == "code")
+
+
 SOURCES = [*((page.name, source) for page in PAGES for source in examples(page))]
 SOURCES += [(path.name, path.read_text(encoding="utf-8")) for path in sorted((ROOT / "examples").glob("*.py"))]
+SOURCES.append((NOTEBOOK.name, cells(NOTEBOOK)))
 
 
 @pytest.mark.parametrize(("place", "source"), SOURCES, ids=[place for place, _ in SOURCES])
@@ -75,6 +85,13 @@ def test_the_examples_of_a_page_run(page: Path, workplace: Path) -> None:
     for source in examples(page):
         if "hpc_es.submit(" not in source:  # it needs a cluster: tests/test_slurm_cluster.py
             exec(compile(source, page.name, "exec"), scope)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_shows_what_it_gives_today(workplace: Path) -> None:
+    scope: dict[str, Any] = {"__name__": "notebook"}
+    exec(compile(cells(NOTEBOOK), NOTEBOOK.name, "exec"), scope)
+    assert f"{scope['theta'].digest():016x}" in NOTEBOOK.read_text(encoding="utf-8")
 
 
 def test_the_changelog_begins_with_this_version() -> None:

@@ -62,6 +62,10 @@ def _plain_figure() -> "type[Figure]":
                 text.set_parse_math(False)
             super().draw(renderer)
 
+        def _repr_png_(self) -> bytes:
+            """What a notebook shows; without it, only a figure of pyplot's would be shown as a picture."""
+            return png(self)
+
     return PlainFigure
 
 
