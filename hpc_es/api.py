@@ -3,10 +3,14 @@
 Invariant: importing this module is cheap. What needs torch, numpy, pandas or matplotlib is imported when it is called.
 """
 
+import importlib
+import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_es.config import Config, load
+from hpc_es.config import Config, load, refuse_moved
 from hpc_es.errors import ConfigError
 from hpc_es.paths import RunPaths
 
@@ -17,13 +21,15 @@ if TYPE_CHECKING:
     from hpc_es.launch.slurm import Submission
     from hpc_es.params.arena import Arena
     from hpc_es.store import Run
+    from hpc_es.transport.messages import Status
+
+    AnyRun = Run | str | os.PathLike[str]
+    """The tables of a run, its folder, or a run.h5. What `run` and `submit` return stands for its folder, too."""
 
 __all__ = ["Arena", "load_config", "plots", "read", "replay", "report", "run", "submit"]
 
 
 def __getattr__(name: str) -> Any:
-    import importlib
-
     if name == "Arena":
         return importlib.import_module("hpc_es.params.arena").Arena
     if name == "plots":
@@ -32,106 +38,157 @@ def __getattr__(name: str) -> Any:
 
 
 def load_config(path: str | Path, *overrides: str, site: str | Path | None = None) -> Config:
-    """The configuration of a run.
+    """Read and check the configuration of a run.
 
     path: a YAML file, or a run folder, whose config.yaml is read. overrides: `key=value`, or paths of further YAML
-    files (configs/staleness/..., configs/methods/...), applied in order. site: a file with the settings of a cluster.
+    files (configs/staleness/..., configs/methods/...); later ones win. site: a YAML file with the settings of a
+    cluster. Returns a frozen pydantic model with a section for every section of the file: `config.es.population`.
 
         config = hpc_es.load_config("configs/quickstart.yaml", "es.alpha=1e-3", "run.name=first")
 
     Errors: ConfigError that names each wrong key, its value, where it stands, and what is allowed.
     """
-    path = Path(path)
-    file = RunPaths(path).config if path.is_dir() else path
-    return load(file, overrides, site=None if site is None else Path(site)).config
+    return load(Path(path), overrides, site=None if site is None else Path(site)).config
 
 
-def run(config: Config | str | Path, *overrides: str) -> "Outcome":
-    """Run head and workers on this machine until the run is done; in an existing run folder, resume the run.
+def run(
+    config: Config | str | Path,
+    *overrides: str,
+    on_event: Callable[[str], None] | None = None,
+    on_status: "Callable[[Status], None] | None" = None,
+) -> "Outcome":
+    """Run head and workers on this machine until the run is finished; in an existing run folder, resume the run.
 
-    config: as `load_config` takes or returns it. Returns an outcome with `paths.root` (the run folder), `finished` and
-    `reason`.
+    config: what `load_config` returned, or what it takes, with overrides. on_event: called with a line of text for
+    every restart of a process and the like (`print`). on_status: called about once a second with the version, fitness,
+    workers and time left. Ctrl-C (in a notebook: interrupt the kernel) stops the run cleanly.
 
-        outcome = hpc_es.run("configs/quickstart.yaml", "run.num_updates=2")
-        hpc_es.read(outcome.paths.root).updates
+    Returns an outcome: `finished`, `reason`, and `paths.root`, the run folder. `read`, `replay`, `report` and `plots`
+    take it as a run.
+
+        outcome = hpc_es.run("configs/quickstart.yaml", "run.num_updates=2", on_event=print)
+        hpc_es.read(outcome).updates
 
     Errors: ConfigError, ModelError, EnvError before anything starts; LaunchError or RunFailed with the end of the log
     of the process that failed.
     """
     from hpc_es.launch.local import run_local
 
-    return run_local(_config(config, overrides))
+    settings = _settings(config, overrides, None)
+    _warn_of_misfits(settings, settings.launch.workers)
+    return run_local(settings, on_event=on_event or _ignore, on_status=on_status or _ignore)
 
 
 def submit(config: Config | str | Path, *overrides: str, site: str | Path | None = None) -> "Submission":
     """Queue the head and the array of workers of a run with Slurm; in an existing run folder, resume the run.
 
-    config, overrides, site: as for `load_config`. Returns handles: `head` and `workers` are jobs with `job_id`,
-    `state`, `done()`, `wait(timeout_s)`, `result(timeout_s)`, `stdout()`, `stderr()`, `exception()` and `cancel()`. The
-    submission has the same for the whole run, but for the outputs, and `paths.root`, its folder.
+    config, overrides, site: as for `load_config`. Returns at once, with handles much like submitit's: `head`, `workers`
+    (the whole array) and each of `workers.tasks` have `job_id`, `state`, `done()`, `wait(timeout_s)`,
+    `result(timeout_s)`, `exception(timeout_s)`, `stdout()`, `stderr()`, `log_files` and `cancel()`. The submission has
+    the same for the whole run, and `paths.root`, the run folder; its `result()` is the tables of the run.
 
         submission = hpc_es.submit("configs/quickstart.yaml", site="my-cluster.yaml")
-        submission.head.job_id, submission.state
-        run = submission.result()  # waits; then the tables of the run
+        submission.job_id, submission.state, [task.state for task in submission.workers.tasks]
+        submission.result().updates  # waits for the end of the run
 
-    Errors: ConfigError, ModelError, EnvError before anything is queued; LaunchError when Slurm refuses, or the run is
-    finished or has a head already.
+    Errors: ConfigError, ModelError, EnvError before anything is queued; LaunchError when Slurm refuses, and when the
+    run is finished or has a head already.
     """
     from hpc_es.launch.slurm import submit as submit_jobs
 
-    return submit_jobs(_config(config, overrides, site))
+    settings = _settings(config, overrides, site)
+    _warn_of_misfits(settings, settings.slurm.num_at_once)
+    return submit_jobs(settings)
 
 
-def read(path: str | Path) -> "Run":
-    """The tables of a run as pandas DataFrames; needs neither torch nor the machine of the run.
+def read(run: "AnyRun") -> "Run":
+    """Read the tables of a run as pandas DataFrames; needs neither torch nor the machine of the run.
 
-    path: a run folder, or a run.h5 that was copied elsewhere. `evaluations`, `updates`, `episodes`, `evals`, `workers`,
-    `events` and `contexts` are tables; `units` and `meanings` describe their columns.
+    run: a run folder, a run.h5 that was copied elsewhere, or what `run` or `submit` returned. The result has the tables
+    `evaluations`, `updates`, `episodes`, `evals`, `workers`, `events` and `contexts`; `units` and `meanings`, which
+    explain their columns; `config` and `attrs`. Times are seconds since 1970-01-01 UTC.
 
-        hpc_es.read("runs/quickstart").updates[["version", "fitness_mean", "lag_mean"]]
+        tables = hpc_es.read("runs/quickstart")
+        tables.updates[["version", "fitness_mean", "update_norm"]]
+        tables.meanings["updates"]["update_norm"], tables.units["updates"]["update_norm"]
 
-    Errors: StoreError when there is no run, or when run.h5 is damaged and no journal is beside it.
+    Errors: ConfigError when there is no run; StoreError when run.h5 is damaged and no journal is beside it.
     """
+    from hpc_es.store import Run
     from hpc_es.store import read as read_run
 
-    return read_run(path)
+    return run if isinstance(run, Run) else read_run(Path(run))
 
 
-def replay(run: str | Path, version: int | None = None, *, model: str | Path | None = None) -> "Arena":
-    """theta of any version, rebuilt bit for bit from base model and journal, with its digest checked.
+def replay(run: "AnyRun", version: int | None = None, *, model: str | Path | None = None) -> "Arena":
+    """Rebuild theta of any version bit for bit, from base model and journal, and compare its digest with the run's.
 
-    version: default: the last. model: the base model, if it has moved. Returns an arena: `arena.tensor(name)` is a
-    float32 array.
+    run: a run folder, or as for `read`. version: by default the last. model: the base model, if it has moved. Returns
+    an arena, theta in float32: `arena.tensor(name)` is an array, `arena.version` and `arena.digest()` say what it is.
+
+        theta = hpc_es.replay("runs/quickstart", 16)
+        theta.tensor("model.norm.weight").mean()
 
     Errors: ConfigError when the run has no such version; VerifyError when the bits are not those that the run had.
     """
     from hpc_es.recorded.verify import replay as rebuild
 
-    return rebuild(Path(run), version, model=None if model is None else Path(model))
+    return rebuild(_folder_of(run), version, model=None if model is None else Path(model))
 
 
-def report(*runs: str | Path, out: str | Path | None = None) -> "Written":
+def report(*runs: "AnyRun", out: str | Path | None = None) -> "Written":
     """Write the report of one run, or of several side by side: report.html, figures as PNG, tables as CSV.
 
-    out: the folder to write; default for one run: its own report/. Errors: ConfigError, StoreError.
+    runs: as for `read`; runs that differ only in their seed are one condition. out: the directory to write; by default
+    the run's own report/, which only one run has. Returns the paths that were written, `page`, `figures` and `tables`,
+    and `absent`, which says why a figure is not there.
+
+        hpc_es.report("runs/quickstart").page
+        hpc_es.report("runs/sync", "runs/async", out="comparison")
+
+    Errors: ConfigError, StoreError.
     """
+    from hpc_es import modes
     from hpc_es.analysis.report.build import write_report
 
-    if out is None:
-        if len(runs) != 1:
-            raise ConfigError(f"report of {len(runs)} runs: name the folder to write with out=...")
-        out = RunPaths(Path(runs[0])).report
-    return write_report([read(path) for path in runs], Path(out))
+    if out is not None:
+        return write_report([read(run) for run in runs], Path(out))
+    if len(runs) != 1 or not (folder := _folder_of(runs[0])).is_dir():
+        raise ConfigError(f"a report of {len(runs)} runs or of a run.h5 needs a directory to write: out=...")
+    with modes.within(folder):
+        return write_report([read(folder)], RunPaths(folder).report)
 
 
-def _config(config: Config | str | Path, overrides: tuple[str, ...], site: str | Path | None = None) -> Config:
-    from hpc_es import envs
-
+def _settings(config: Config | str | Path, overrides: tuple[str, ...], site: str | Path | None) -> Config:
+    """What is to be run. Errors: ConfigError, also for a run folder that was moved."""
     if isinstance(config, Config):
         if overrides or site is not None:
-            raise ConfigError("overrides apply to files: give them to load_config, or pass the path of the file here")
-        settings = config
-    else:
-        settings = load_config(config, *overrides, site=site)
-    envs.refuse_planned(settings.task.env)
+            raise ConfigError("overrides and a site apply to files: pass them to load_config, or pass a path here")
+        return config
+    settings = load_config(config, *overrides, site=site)
+    if Path(config).is_dir():
+        refuse_moved(Path(config), settings)
     return settings
+
+
+def _warn_of_misfits(config: Config, num_workers: int) -> None:
+    """Warn, as the command line does, if workers and schedule do not fit: a long run would be spent in vain."""
+    from hpc_es.simulator.worker_count import worker_count_warnings
+
+    for sentence in worker_count_warnings(config, num_workers):
+        warnings.warn(sentence, stacklevel=3)
+
+
+def _folder_of(run: "AnyRun") -> Path:
+    """The run folder. Errors: ConfigError for tables that were read from a copied run.h5."""
+    from hpc_es.store import Run
+
+    if not isinstance(run, Run):
+        return Path(run)
+    if run.folder is None:
+        raise ConfigError("these tables are from a run.h5 without its run folder: pass the run folder instead")
+    return run.folder
+
+
+def _ignore(news: object) -> None:
+    pass

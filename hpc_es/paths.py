@@ -37,6 +37,7 @@ _SEGMENT = re.compile(r"journal\.([1-9][0-9]{0,8})\.hpcj")
 _LIKE_A_SEGMENT = re.compile(r"journal\..*\.hpcj")
 _CHECKPOINT = re.compile(r"v([0-9]{8})")
 _LIKE_A_CHECKPOINT = re.compile(r"v[-+]?\d+")
+_JOB_LOG = re.compile(r"(slurm|head|worker)-(?P<job>[0-9]+(_[0-9]+)?)(\.(?P<attempt>[0-9]+))?\.(out|log)")
 _TASKS = ".tasks.json"
 
 
@@ -164,6 +165,16 @@ class RunPaths:
 
     def log(self, role: str) -> Path:
         return self.logs / f"{role}.log"
+
+    def job_logs(self, job_id: str) -> list[Path]:
+        """Existing logs of a Slurm job: what Slurm printed, then one per attempt; of an array (12), task by task."""
+        found = []
+        for path in self.logs.glob("*-[0-9]*"):
+            match = _JOB_LOG.fullmatch(path.name)
+            if match and job_id in (match["job"], match["job"].partition("_")[0]):
+                task = match["job"].partition("_")[2]
+                found.append(((int(task or 0), int(match["attempt"] or -1)), path))
+        return [path for _, path in sorted(found)]
 
 
 def retention_record(folder: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_es.engine.lifetime import process_start
 from hpc_es.errors import TransportError
-from hpc_es.launch.slurm import Job, Submission
+from hpc_es.launch.slurm import Submission
 from hpc_es.launch.slurm_commands import Slurm
 from hpc_es.paths import RunPaths
 from hpc_es.recorded.verify import verify
@@ -127,7 +127,7 @@ def assert_as_if_nothing_had_happened(submission: Submission, undisturbed: Submi
 
 def wait_for_version(submission: Submission, version: int) -> None:
     def there() -> bool:
-        assert not Job(submission.head.job_id, "head", Slurm()).status()[0].is_final, "the head has ended"
+        assert not submission.head.status()[0].is_final, "the head has ended"
         now = status(submission.paths)
         return now is not None and now.version >= version
 

@@ -48,10 +48,14 @@ class Cluster:
             return Answer(0, f"{100 + len(self.submitted)}\n", "")
         if program == "squeue":
             asked = next(word.removeprefix("--jobs=") for word in arguments if word.startswith("--jobs=")).split(",")
-            return Answer(0, "".join(f"{job}|{self.states[job]}|n1|1:00|None\n" for job in asked), "")
+            return Answer(0, "".join(f"{job}|{self.states[job]}|n1|1:00|None\n" for job in self.known(asked)), "")
         if program == "scancel":
-            self.states.update((job, "CANCELLED") for job in arguments if job in self.states)
+            self.states.update((job, "CANCELLED") for job in self.known(arguments))
         return Answer(0, "batch\nhigh\nbatch\n" if program == "sinfo" else "", "")
+
+    def known(self, jobs: Sequence[str]) -> list[str]:
+        """The jobs among these, and the tasks of the arrays among these."""
+        return [job for job in self.states if job in jobs or job.partition("_")[0] in jobs]
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from on_cluster import (
     workers,
 )
 
-from hpc_es import store
+from hpc_es import store, submit
 from hpc_es.config import Config, load
 from hpc_es.errors import LaunchError
 from hpc_es.launch import slurm
@@ -100,7 +100,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, slurm_cluster: None) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(gated.GATE, str(folder / "gate"))
         patch.setenv(gated.PACE, "0.1")
-        submission = slurm.submit(load(CONFIG, overrides(folder)).config)
+        submission = submit(CONFIG, *overrides(folder))
         try:
             assert submission.wait(LIMIT_S) == "COMPLETED"
             yield submission
@@ -136,13 +136,19 @@ def test_a_submitted_run_completes_and_verifies(undisturbed: Submission) -> None
     assert submission.workers.state == "COMPLETED"
     assert verify(submission.paths.root, say=lambda text: None).ok
 
-    run = store.read(submission.paths.root)
+    run = submission.result()
     assert set(run.evaluations.slurm_job) == {submission.workers.job_id}
     assert set(run.evaluations.array_task) <= {"0", "1"}
     assert set(run.workers.host) <= {"node1", "node2", "node3", "node4"}
     shown = json.loads(hpc_es("status", submission.paths.root, "--json"))
     assert {job["state"] for job in shown["jobs"]} == {"COMPLETED"}
     assert f"attempt 0: {submission.paths.logs}" in hpc_es("logs", submission.paths.root, "0")
+
+    tasks = submission.workers.tasks
+    assert [task.job_id for task in tasks] == [f"{submission.workers.job_id}_{i}" for i in range(2)]
+    assert [(task.state, task.done(), task.exception()) for task in tasks] == [("COMPLETED", True, None)] * 2
+    assert "worker ends: all updates" in tasks[0].stdout()
+    assert submission.stdout() == submission.head.stdout() != ""
 
 
 def test_a_run_queued_by_hand_completes_and_its_waiting_workers_go_with_it(own: list[str], queue: Slurm) -> None:
@@ -152,7 +158,7 @@ def test_a_run_queued_by_hand_completes_and_its_waiting_workers_go_with_it(own: 
         command = f"sbatch --parsable $(hpc-es sbatch-flags {role} {run}) slurm/{role}.sbatch {run}"
         done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stderr
-        jobs[role] = Job(done.stdout.strip(), role, queue)
+        jobs[role] = Job(done.stdout.strip(), role, queue, RunPaths(Path(run)))
     assert jobs["head"].wait(LIMIT_S) == "COMPLETED"
     jobs["worker"].wait(60)
     states = {element.name: element.state for element in jobs["worker"].status()}
@@ -169,7 +175,7 @@ def test_a_worker_is_added_another_drained_and_a_cancelled_run_resumes(
     root = submission.paths.root
     wait_for_version(submission, 1)
     added = queue.submit(ROOT / "slurm" / "worker.sbatch", "--chdir=" + str(ROOT), f"--output={root}/logs/added.out")
-    assert Job(added, "worker", queue).wait(60) == "FAILED", "the script was given no run folder"
+    assert Job(added, "worker", queue, submission.paths).wait(60) == "FAILED", "the script was given no run folder"
     command = ["sbatch", "--parsable", "--output=/dev/null", "slurm/worker.sbatch", str(root)]
     added = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip()
     wait_until(lambda: added in seats(submission.paths), "it did not join")
@@ -185,7 +191,7 @@ def test_a_worker_is_added_another_drained_and_a_cancelled_run_resumes(
     assert seats(submission.paths) == {added}
     assert added in hpc_es("cancel", root)
     assert submission.wait(60) == "CANCELLED"
-    assert Job(added, "worker", queue).wait(60) == "CANCELLED"
+    assert Job(added, "worker", queue, submission.paths).wait(60) == "CANCELLED"
     assert "head ends: SIGTERM" in hpc_es("logs", root), "the signal did not reach the head"
 
     before = list(store.read(root).updates.version)
@@ -243,7 +249,7 @@ def test_workers_may_be_preempted_requeued_frozen_cancelled_or_lose_their_node(
         frozen = process_of(submission.paths, second)
         os.kill(frozen, signal.SIGSTOP)  # so only SIGKILL, when the grace time is over, ends it
         preempt(node_of(second), tmp_path)
-        one, seen = Job(first, "worker", queue), set()
+        one, seen = Job(first, "worker", queue, submission.paths), set()
         wait_for_work(submission, f"{first}.2", f"{second}.2", meanwhile=lambda: seen.add(one.state))
         assert seen <= {"RUNNING", "COMPLETING", "PENDING", "REQUEUED", "CONFIGURING"}, "a failed node is no end"
     finally:
@@ -343,7 +349,7 @@ def test_heads_and_workers_that_cannot_connect_fail_with_a_remedy(
     lonely = hpc_es("prepare", CONFIG, *own, "transport.head_timeout=3s", "run.name=no-head").strip()
     words = ["sbatch", "--parsable", "--output=/dev/null", "slurm/worker.sbatch", lonely]
     job = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip()
-    assert Job(job, "worker", queue).wait(LIMIT_S) == "FAILED"
+    assert Job(job, "worker", queue, RunPaths(Path(lonely))).wait(LIMIT_S) == "FAILED"
     (last,) = Path(lonely, "logs", f"worker-{job}.0.log").read_text().splitlines()[-1:]
     assert last.startswith("error: no head was heard for ")
     assert f"(transport.head_timeout): {lonely}/rendezvous.json does not exist" in last
@@ -370,11 +376,13 @@ def test_the_end_of_a_killed_job_is_seen(
         (tmp_path / "slurm.conf").write_text(text.replace("accounting_storage/slurmdbd", "accounting_storage/none"))
         monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
         assert subprocess.run(["sacct"], capture_output=True).returncode != 0
-    job = Job(queue.submit(script(tmp_path, "sleep 600", "--output=/dev/null", "--array=0-2%2")), "worker", queue)
+    job_id = queue.submit(script(tmp_path, "sleep 600", "--output=/dev/null", "--array=0-2%2"))
+    job = Job(job_id, "worker", queue, RunPaths(tmp_path))
     wait_until(lambda: job.state == "RUNNING", "it did not start")
-    waiting = job.status()[2]
+    tasks, waiting = job.tasks, job.status()[2]
+    assert [task.job_id for task in tasks] == [f"{job_id}_0", f"{job_id}_1", f"{job_id}_2"]
     assert (waiting.state, waiting.reason) == ("PENDING", "JobArrayTaskLimit")
-    queue.cancel([f"{job.job_id}_2"])
+    tasks[2].cancel()
     job.cancel()
     assert job.wait(30) == "CANCELLED"
-    assert Job(f"{job.job_id}_2", "worker", queue).wait(30) in ("GONE", "CANCELLED")
+    assert tasks[2].wait(30) in ("GONE", "CANCELLED")

@@ -1,6 +1,7 @@
 """Parsing of Slurm's output: old and new formats, with and without accounting, and no answer at all."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hpc_es.errors import LaunchError
 from hpc_es.launch import slurm_commands
 from hpc_es.launch.slurm import Job, summarise
 from hpc_es.launch.slurm_commands import Answer, JobStatus, Slurm, run
+from hpc_es.paths import RunPaths
 
 NO_SUCH_JOB = Answer(1, "", "slurm_load_jobs error: Invalid job id specified")
 NO_CONTROLLER = Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
@@ -90,13 +92,13 @@ def test_a_silent_controller_ends_no_job() -> None:
     (status,) = cluster(NO_CONTROLLER).statuses(["12"])
     assert not status.is_final
     with pytest.raises(LaunchError, match="head 12 is UNKNOWN after 0 s"):
-        Job("12", "head", cluster(NO_CONTROLLER)).wait(timeout_s=0)
+        Job("12", "head", cluster(NO_CONTROLLER), RunPaths(Path())).wait(timeout_s=0)
 
 
 def test_a_cancelled_element_that_vanished_does_not_keep_the_array_from_ending() -> None:
     slurm = cluster("12_0|COMPLETED|node1|0:00|None\n12_1|CANCELLED|node1|0:00|None\n")
     assert states(slurm, "12_3") == {"12_0": "COMPLETED", "12_1": "CANCELLED", "12_3": "GONE"}
-    assert Job("12", "worker", slurm).wait(timeout_s=0) == "CANCELLED"
+    assert Job("12", "worker", slurm, RunPaths(Path())).wait(timeout_s=0) == "CANCELLED"
 
 
 @given(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8")))

@@ -28,7 +28,6 @@ from hpc_es.cli.arguments import (
     Json,
     Overrides,
     RunFolder,
-    config_file,
     plural,
     run_paths,
     seat_name,
@@ -252,7 +251,7 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     from hpc_es.config import flatten, load
     from hpc_es.config.yaml12 import dump_inline
 
-    loaded = load(config_file(config), overrides or ())
+    loaded = load(config, overrides or ())
     rows = [(f"{key}={dump_inline(value)}", loaded.origins[key]) for key, value in flatten(loaded.config)]
     width = max(len(text) for text, _ in rows)
     for text, origin in rows:

@@ -23,17 +23,13 @@ AllRows = Annotated[bool, typer.Option("--all", help="Every row of a long table,
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
 
 
-def config_file(path: Path) -> Path:
-    return RunPaths(path).config if path.is_dir() else path
-
-
 def load_config(path: Path, overrides: list[str] | None, site: Path | None = None) -> "Config":
-    """Of a config file, or of a run folder to go on with. Errors: ConfigError, also when that folder was moved."""
-    from hpc_es.config import load
+    """Of a config file, or of a run folder to resume. Errors: ConfigError, also when that folder was moved."""
+    from hpc_es.config import load, refuse_moved
 
-    settings = load(config_file(path), overrides or (), site=site).config
+    settings = load(path, overrides or (), site=site).config
     if path.is_dir():
-        _check_place(path, settings)
+        refuse_moved(path, settings)
     return settings
 
 
@@ -50,17 +46,6 @@ def load_run(
     for sentence in worker_count_warnings(settings, num_workers(settings)):
         say(f"warning: {sentence}", err=True, colour="yellow")
     return settings
-
-
-def _check_place(root: Path, settings: "Config") -> None:
-    """Going on with a run folder must not begin another. Errors: ConfigError when the folder was moved."""
-    place = settings.run.dir / settings.run.name
-    if place.resolve() != root.resolve():
-        renamed = f" run.name={root.resolve().name}" if root.resolve().name != settings.run.name else ""
-        raise ConfigError(
-            f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, "
-            f"or add run.dir={root.parent}{renamed}"
-        )
 
 
 def output_file(path: Path | None) -> Path | None:

@@ -23,7 +23,6 @@ from hpc_es.cli.arguments import (
 from hpc_es.cli.terminal import say
 
 if TYPE_CHECKING:
-    from hpc_es.config import Config
     from hpc_es.launch.slurm import Submission
     from hpc_es.paths import RunPaths
 
@@ -45,7 +44,7 @@ def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = No
     """Make the run folder and start nothing, for those who call sbatch themselves."""
     from hpc_es.launch import prepare as settle
 
-    settings = load_run(config, overrides, site, num_workers=_workers_at_once)
+    settings = load_run(config, overrides, site, num_workers=lambda settings: settings.slurm.num_at_once)
     with settle.launcher_lock(settings):
         paths, _ = settle.write_folder(settings)
         settle.check(settings)
@@ -64,7 +63,7 @@ def submit(
     from hpc_es.cli.output import console, print_json
     from hpc_es.launch import prepare, slurm
 
-    settings = load_run(config, overrides, site, num_workers=_workers_at_once)
+    settings = load_run(config, overrides, site, num_workers=lambda settings: settings.slurm.num_at_once)
     if dry_run:
         paths = prepare.run_paths(settings)
         for role, text in slurm.scripts(settings, paths).items():
@@ -93,7 +92,7 @@ def submit(
     if json:
         print_json({**facts, "state": state, "finished": submission.finished})
     if state != "COMPLETED":
-        _show_log(submission.paths, "head", 15, stderr=json)
+        _show_log(submission.paths, "head", slurm.NUM_LINES_QUOTED, stderr=json)
         out.print(f"see `hpc-es logs {root}`; resume with `hpc-es submit {root}`")
         raise typer.Exit(EXIT_FAILED)
 
@@ -137,11 +136,6 @@ def sbatch_flags(role: RoleName, run: RunFolder) -> None:
     if awkward := [flag for flag in flags if len(shlex.split(flag)) != 1 or shlex.split(flag)[0] != flag]:
         raise ConfigError(f"{awkward[0]} would not survive $(...) in a shell; give it to sbatch by hand")
     say(" ".join(flags))
-
-
-def _workers_at_once(settings: "Config") -> int:
-    """Elements of the array that run together, once the queue lets them."""
-    return min(settings.slurm.workers, settings.slurm.max_parallel or settings.slurm.workers)
 
 
 def _show_log(paths: "RunPaths", role: str, lines: int, *, stderr: bool = False) -> None:

@@ -9,6 +9,7 @@ from hpc_es.config.load import (
     from_record,
     load,
     refuse_another,
+    refuse_moved,
     save,
     settle,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "from_record",
     "load",
     "refuse_another",
+    "refuse_moved",
     "save",
     "settle",
 ]

@@ -24,6 +24,7 @@ from hpc_es.config.schema import HARMLESS, TAGGED, Config
 from hpc_es.config.yaml12 import Given, Tree
 from hpc_es.errors import ConfigError
 from hpc_es.files import read_bytes
+from hpc_es.paths import RunPaths
 
 DEFAULT = "default"
 MEASURE = ("task", "sampling", "eval", "engine")
@@ -50,20 +51,32 @@ class Difference:
 
 
 def load(path: Path, overrides: Sequence[str] = (), *, site: Path | None = None) -> Loaded:
-    """Read a config file, lay the overrides over it in order, and check the whole.
+    """Read a config file, or that of a run folder, lay the overrides over it in order, and check the whole.
 
     An override is `key=value`, or another YAML file that says only what is different (configs/staleness, say).
     `site` is laid over what the config file extends and under what it says itself; it holds harmless keys only.
 
     Errors: ConfigError that names each wrong key, its value, where it stands, and what is allowed.
     """
-    tree = _read(path, (), _read_site(site) if site else {})
+    file = RunPaths(path).config if path.is_dir() else path
+    tree = _read(file, (), _read_site(site) if site else {})
     for override in overrides:
         is_file = "=" not in override and override.endswith((".yaml", ".yml"))
         tree = _merge(tree, _read(Path(override), ()) if is_file else _override(override))
     config = _checked(tree)
     given = dict(yaml12.origins(tree))
     return Loaded(config, {key: _origin_of(key, given) for key, _ in flatten(config)})
+
+
+def refuse_moved(root: Path, config: Config) -> None:
+    """Resuming a run folder must not begin another run. Errors: ConfigError when the folder was moved."""
+    place = config.run.dir / config.run.name
+    if place.resolve() != root.resolve():
+        renamed = f" run.name={root.resolve().name}" if root.resolve().name != config.run.name else ""
+        raise ConfigError(
+            f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, "
+            f"or add run.dir={root.parent}{renamed}"
+        )
 
 
 def settle(values: Mapping[str, Any], overrides: Sequence[str] = (), *, origin: str) -> Config:

@@ -298,6 +298,11 @@ class SlurmConfig(Model):
     head: JobConfig = JobConfig()
     worker: JobConfig = JobConfig()
 
+    @property
+    def num_at_once(self) -> int:
+        """Number of workers that run at the same time once the queue lets them."""
+        return min(self.workers, self.max_parallel or self.workers)
+
     @model_validator(mode="after")
     def _time_for_more_than_the_end(self) -> "SlurmConfig":
         for role, job in (("head", self.head), ("worker", self.worker)):

@@ -13,6 +13,9 @@ import pydantic
 from hpc_es.calls import CALLS
 from hpc_es.config.schema import Config
 from hpc_es.envs.base import Env
+from hpc_es.envs.base import Message as Message
+from hpc_es.envs.base import Observation as Observation
+from hpc_es.envs.base import StepResult as StepResult
 from hpc_es.errors import ConfigError, EnvError
 from hpc_es.quoting import quote_error
 from hpc_es.records import Purpose

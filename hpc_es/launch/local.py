@@ -42,11 +42,16 @@ _FULL_BYTES = 2**16
 
 @dataclass(frozen=True)
 class Outcome:
+    """How a local run ended. It stands for its run folder wherever a path is expected."""
+
     paths: RunPaths
     finished: bool
     """All updates and evaluations are done."""
     reason: str
     """finished, already finished, or what stopped it."""
+
+    def __fspath__(self) -> str:
+        return str(self.paths.root)
 
 
 def run_local(

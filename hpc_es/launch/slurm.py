@@ -12,7 +12,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,6 +35,8 @@ Role = Literal["head", "worker"]
 
 GOING_HOME_S = 60.0
 """How long workers may take to end after their head."""
+NUM_LINES_QUOTED = 15
+"""Lines of a log that an error shows."""
 
 _POLL_S = (0.5, 10.0)
 """First and longest pause between two questions to Slurm."""
@@ -53,26 +55,37 @@ class Recorded(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Job:
-    """A handle of one job or array; Slurm is asked every time. Errors: LaunchError where Slurm's commands fail."""
+    """A handle of one job, one array, or one task of an array (12, 12, 12_3), much like submitit's.
+
+    Nothing is cached: Slurm is asked every time. Errors: LaunchError where Slurm's commands fail.
+    """
 
     job_id: str
-    """ID of the job, or of the whole array."""
     role: Role
     slurm: Slurm
-    logs: Path | None = None
-    """Folder of the run's logs; None: the job's output is not known."""
+    paths: RunPaths
+    """The file names of the run that it belongs to."""
 
     def status(self) -> list[JobStatus]:
-        """The job, or every element of the array that Slurm still knows."""
+        """The job, or every task of the array that Slurm still knows."""
         return self.slurm.statuses([self.job_id])
 
     @property
+    def tasks(self) -> list["Job"]:
+        """A handle for each task of the array, in order; a job without an array has itself as its only task."""
+        return [replace(self, job_id=status.name) for status in self.status()]
+
+    @property
     def state(self) -> str:
-        """One word for all elements: RUNNING while one runs, else what is not final, else the first failure."""
+        """One word for all tasks: RUNNING if one runs, else what is not final, else the first failure."""
         return summarise(self.status())
 
+    def done(self) -> bool:
+        """Whether it has ended for good; a job that will be requeued has not."""
+        return all(status.is_final for status in self.status())
+
     def wait(self, timeout_s: float | None = None) -> str:
-        """Until it has ended for good (a requeue is no end); its state. Errors: LaunchError when the time is up."""
+        """Wait until it has ended for good; returns its state. Errors: LaunchError when the time is up."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause, longest = _POLL_S
         while True:
@@ -84,49 +97,63 @@ class Job:
             time.sleep(pause)
             pause = min(pause * 1.5, longest)
 
-    def done(self) -> bool:
-        """Whether it has ended for good."""
-        return all(status.is_final for status in self.status())
-
     def result(self, timeout_s: float | None = None) -> str:
-        """Wait as `wait` does; its state, COMPLETED. Errors: LaunchError when it ended otherwise, or the time is up."""
-        state = self.wait(timeout_s)
-        if state != "COMPLETED":
-            raise LaunchError(f"{self.role} {self.job_id} is {state}; its output: {self.stdout()[-2000:] or 'none'}")
-        return state
+        """Wait as `wait` does, and return COMPLETED. Errors: LaunchError for any other end, with the end of the log."""
+        if (failure := self.exception(timeout_s)) is not None:
+            raise failure
+        return "COMPLETED"
 
     def exception(self, timeout_s: float | None = None) -> LaunchError | None:
-        """Wait as `wait` does; why it failed, or None. Errors: LaunchError when the time is up."""
+        """Wait as `wait` does; None if it completed, else an error that says how it ended and has the end of its log.
+
+        Errors: LaunchError when the time is up.
+        """
         state = self.wait(timeout_s)
-        return None if state == "COMPLETED" else LaunchError(f"{self.role} {self.job_id} is {state}")
+        if state == "COMPLETED":
+            return None
+        end = "\n".join(self.stdout().splitlines()[-NUM_LINES_QUOTED:]) or "(its log is empty)"
+        return LaunchError(f"{self.role} {self.job_id} is {state}; the end of its log:\n{end}")
+
+    @property
+    def log_files(self) -> list[Path]:
+        """The logs that exist, oldest attempt first; what Slurm itself printed comes before them."""
+        return self.paths.job_logs(self.job_id)
 
     def stdout(self) -> str:
-        """The job's output so far: Slurm's own file, then the log of every attempt; for an array, of all elements."""
-        if self.logs is None:
-            return ""
-        of_job = re.compile(rf"(slurm|{self.role})-{self.job_id}(_\d+)?(\.\d+)?\.(out|log)")
-        files = sorted(
-            (path for path in self.logs.iterdir() if of_job.fullmatch(path.name)), key=lambda p: p.stat().st_mtime
-        )
-        return "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+        """Everything that it has printed so far, stdout and stderr, of all attempts; of an array, of all tasks."""
+        return "".join(path.read_text(encoding="utf-8", errors="replace") for path in self.log_files)
 
     def stderr(self) -> str:
-        """The same as `stdout`: both streams are in one file."""
+        """The same as `stdout`: both streams go to the same log."""
         return self.stdout()
 
     def cancel(self) -> None:
+        """End it, with all its tasks. A job that has ended already is no error."""
         self.slurm.cancel([self.job_id])
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A run in the queue."""
+    """A run in Slurm's queue: handles of its head and of its array of workers, and of both as a whole.
+
+    It stands for its run folder wherever a path is expected.
+    """
 
     paths: RunPaths
+    """`paths.root` is the run folder, `paths.logs` has the logs, `paths.slurm` the submitted scripts."""
     head: Job
     workers: Job
+    """The whole array; `workers.tasks` has a handle for each worker."""
     changed: tuple[str, ...] = ()
-    """What differs harmlessly from the configuration that the run began with."""
+    """Differences, which change no bit of the result, from the configuration that the run began with."""
+
+    def __fspath__(self) -> str:
+        return str(self.paths.root)
+
+    @property
+    def job_id(self) -> str:
+        """The head's: one run has one head."""
+        return self.head.job_id
 
     @property
     def state(self) -> str:
@@ -134,39 +161,45 @@ class Submission:
         return self.head.state
 
     def status(self) -> list[JobStatus]:
+        """The head and every worker that Slurm still knows."""
         return self.head.slurm.statuses([self.head.job_id, self.workers.job_id])
-
-    def wait(self, timeout_s: float | None = None) -> str:
-        """Until the head and then the workers have ended; the head's state. Errors: LaunchError when the time is up."""
-        state = self.head.wait(timeout_s)
-        self.see_workers_off()
-        return state
-
-    @property
-    def job_id(self) -> str:
-        """The head's job id, which stands for the run."""
-        return self.head.job_id
 
     def done(self) -> bool:
         """Whether the head has ended for good."""
         return self.head.done()
 
+    def wait(self, timeout_s: float | None = None) -> str:
+        """Wait for the head, then the workers; returns the head's state. Errors: LaunchError when the time is up."""
+        state = self.head.wait(timeout_s)
+        self.see_workers_off()
+        return state
+
     def result(self, timeout_s: float | None = None) -> "Run":
-        """Wait for the end; the tables of the run. Errors: LaunchError when it did not finish, or the time is up."""
+        """Wait for the end of the run and read its tables.
+
+        Errors: LaunchError when the run did not finish, with the end of the head's log, or when the time is up.
+        """
         from hpc_es.store import read
 
-        state = self.wait(timeout_s)
-        if state != "COMPLETED":
-            raise LaunchError(f"{self.paths.root}: the head is {state}; see `hpc-es logs {self.paths.root}`")
+        if (failure := self.exception(timeout_s)) is not None:
+            raise failure
         return read(self.paths.root)
 
     def exception(self, timeout_s: float | None = None) -> LaunchError | None:
-        """Wait for the end; why the run did not finish, or None. Errors: LaunchError when the time is up."""
-        state = self.wait(timeout_s)
-        return None if state == "COMPLETED" else LaunchError(f"{self.paths.root}: the head is {state}")
+        """Wait for the end of the run; None if it finished, else why not. Errors: LaunchError when the time is up."""
+        self.wait(timeout_s)
+        return self.head.exception()
+
+    def stdout(self) -> str:
+        """The head's log; `workers.stdout()` has those of the workers."""
+        return self.head.stdout()
+
+    def stderr(self) -> str:
+        """The same as `stdout`."""
+        return self.stdout()
 
     def see_workers_off(self) -> None:
-        """Once the head has ended for good: wait for the workers, and cancel those that do not go by themselves."""
+        """Once the head has ended for good: wait for the workers, and cancel those that do not end by themselves."""
         try:
             self.workers.wait(GOING_HOME_S)
         except LaunchError:
@@ -214,7 +247,7 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
             slurm.cancel([head_id])
             raise
         record(paths, worker_id, "worker")
-    head, workers = Job(head_id, "head", slurm, paths.logs), Job(worker_id, "worker", slurm, paths.logs)
+    head, workers = Job(head_id, "head", slurm, paths), Job(worker_id, "worker", slurm, paths)
     return Submission(paths, head, workers, tuple(changed))
 
 
@@ -317,7 +350,9 @@ def recorded_jobs(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
     """All jobs of the run that we heard of, in the order of their submission (jobs begin in any order)."""
     slurm = slurm or Slurm()
     records = [record for file in paths.slurm.glob("[0-9]*.json") if (record := _recorded(file)) is not None]
-    return [Job(known.job_id, known.role, slurm) for known in sorted(records, key=lambda known: int(known.job_id))]
+    return [
+        Job(known.job_id, known.role, slurm, paths) for known in sorted(records, key=lambda known: int(known.job_id))
+    ]
 
 
 def _recorded(file: Path) -> Recorded | None:

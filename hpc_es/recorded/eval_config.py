@@ -15,7 +15,6 @@ from hpc_es.config.load import DEFAULT, MEASURE
 from hpc_es.config.schema import MAX_REPEATS
 from hpc_es.envs.inspection import inspect
 from hpc_es.errors import ConfigError
-from hpc_es.paths import RunPaths
 
 LIMITS = ("max_model_len", "max_concurrent")
 """Engine settings that a task file may change for the engine of a run."""
@@ -101,7 +100,7 @@ def checked_name(name: str, option: str) -> str:
 
 
 def _load(path: Path) -> Loaded:
-    return load(RunPaths(path).config if path.is_dir() else path, _NOT_THE_FILES)
+    return load(path, _NOT_THE_FILES)
 
 
 def _measure(file: Loaded) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """All figures of runs in one place, for notebooks (`hpc_es.plots`). Each function returns a matplotlib Figure.
 
-    import hpc_es
-
-    hpc_es.plots.plot_learning_curve(["runs/a", "runs/b"])
+    figure = hpc_es.plots.plot_learning_curve({"sync": "runs/a", "async": ["runs/b", "runs/c"]})
+    hpc_es.plots.save_png(figure, "curve.png")
 
 A figure takes one run, several, or a mapping from names to runs. A run is a run folder, a run.h5, or the result of
 `hpc_es.read`, which is faster when several figures are drawn. A figure without data raises NothingToShow, which says

@@ -6,6 +6,7 @@ of the asynchronous-ES paper (Hoy et al., 2026): Sync, Async-1, Lag-4 50 %, Tail
 """
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from hpc_es.config.schema import HARMLESS
 from hpc_es.errors import ConfigError
 from hpc_es.store import Run, read
 
-Source = Run | str | Path
+Source = Run | str | os.PathLike[str]
 """A run, its run folder, or its run.h5."""
 Runs = Source | Sequence[Source] | Mapping[str, Source | Sequence[Source]]
 """Argument of tables and figures: one run, several, or a mapping from condition names to runs."""
@@ -49,7 +50,7 @@ def conditions_of(runs: Runs) -> list[Condition]:
     """Group runs into conditions, in order of first appearance. A mapping gives the conditions and their names.
 
     Errors: ConfigError for an argument that is not a run, for a seed that occurs twice in a condition, and for a name
-    given to runs of different settings; those of hpc_es.store.read for a path.
+    given to runs of different settings; those of hpc_es.read for a path.
     """
     if isinstance(runs, Mapping):
         named = [Condition(label, tuple(_sequence(members))) for label, members in runs.items()]
@@ -221,7 +222,7 @@ def _check_seeds(condition: Condition) -> None:
 
 
 def _sequence(runs: Source | Sequence[Source]) -> list[Run]:
-    several = [runs] if isinstance(runs, Run | str | Path) else runs
+    several = [runs] if isinstance(runs, Run | str | os.PathLike) else runs
     if not isinstance(several, Sequence):
         raise ConfigError(f"{runs!r} is not a run: give a run, its folder, several of these, or a mapping from names")
     return [_run(one) for one in several]
@@ -230,8 +231,8 @@ def _sequence(runs: Source | Sequence[Source]) -> list[Run]:
 def _run(source: Source) -> Run:
     if isinstance(source, Run):
         return source
-    if not isinstance(source, str | Path):
-        raise ConfigError(f"{source!r} is not a run: give a run (hpc_es.store.read), or its folder or run.h5 as a path")
+    if not isinstance(source, str | os.PathLike):
+        raise ConfigError(f"{source!r} is not a run: give a run (hpc_es.read), or its folder or run.h5 as a path")
     return read(Path(source))
 
 
