@@ -46,7 +46,9 @@ class Training:
         command = [sys.executable, "-m", "hpc_es.trainer", str(self._paths.root), str(version)]
         try:
             write_cohort(path, ClosedCohort(version, train.cohort))
-            process = subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            process = subprocess.Popen(
+                command, encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
             self._process = process
             said, complained = process.communicate()
             code, self._process = process.returncode, None
