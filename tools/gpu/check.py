@@ -47,7 +47,7 @@ class Check(NamedTuple):
     """Why a rehearsal leaves it out."""
 
 
-IN_CI = "in Triton's interpreter, tests/test_noise_cuda.py runs it"
+IN_CI = "in Triton's interpreter, tests/contract/test_noise_cuda.py runs it"
 PHASES: tuple[tuple[Check, ...], ...] = (
     (Check("environment", "the machine, and its bandwidths", ("environment.py",), ("torch",), 60),),
     (  # the checks of one phase run side by side

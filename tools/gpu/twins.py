@@ -11,7 +11,8 @@ from findings import arguments, begin
 from outcomes import counts, row_of
 
 TESTS = Path(__file__).resolve().parents[2] / "tests"
-TWIN = TESTS / "triton_twin.py"
+TWIN = TESTS / "contract" / "triton_twin.py"
+PIPELINES = TESTS / "contract" / "test_device_pipelines.py"
 APART = {"update": f"{TWIN}::test_update[0]", "momentum": f"{TWIN}::test_update[1]", "adam": f"{TWIN}::test_update[2]"}
 PARTS = {
     **{part: [test] for part, test in APART.items()},
@@ -20,15 +21,13 @@ PARTS = {
         TWIN,
         "-k",
         "not test_perturb",
-        *(f"--deselect=tests/triton_twin.py::test_update[{n}]" for n in range(3)),
+        *(f"--deselect=tests/contract/triton_twin.py::test_update[{n}]" for n in range(3)),
     ],
-    "pipelines": [TESTS / "test_device_pipelines.py", TESTS / "test_device_room.py"],
+    "pipelines": [PIPELINES, TESTS / "unit" / "test_device_room.py"],
 }
 REHEARSED = {
     "digest": [f"{TWIN}::test_versions_with_other_numbers_of_subspaces_follow_each_other"],
-    "pipelines": [
-        f"{TESTS}/test_device_pipelines.py::test_an_update_streamed_through_a_device_is_the_arenas[32768-2-none]"
-    ],
+    "pipelines": [f"{PIPELINES}::test_an_update_streamed_through_a_device_is_the_arenas[32768-2-none]"],
 }
 
 

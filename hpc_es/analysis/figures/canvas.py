@@ -1,6 +1,6 @@
-"""What all figures share: panels, colours, and how they become PNGs.
+"""Helpers that all figures share: panels, colours, axes, legends and PNG files.
 
-Invariant: no display and no global state. Figures are made with matplotlib's Agg canvas, so they work in a notebook,
+Invariant: no display and no global state. Figures use matplotlib's Agg canvas, so they work in a notebook,
 in a job, and in several threads.
 """
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A3D9A", "#7F7F7F", "#8C564B", "#000000")
-"""Colours of conditions and runs; the first are those of Okabe and Ito, which colour-blind readers can tell apart."""
-FATES = {"accepted": "#0072B2", "discarded": "#D55E00", "void": "#000000", "eval": "#BBBBBB", "other": "#56B4E9"}
-"""What became of an evaluation."""
+"""Colours of conditions and runs. The first six are Okabe and Ito's, which colour-blind readers can tell apart."""
+FATE_COLOURS = {"accepted": "#0072B2", "discarded": "#D55E00", "void": "#000000", "eval": "#BBBBBB", "other": "#56B4E9"}
+"""Colour of each fate of an evaluation (statistics/timeline.py)."""
 MUTED = "#666666"
 FRESH = "#A9C4E0"
 """Colour of lag 0."""
@@ -41,7 +41,7 @@ _STYLE: dict[str, Any] = {
 def panels(
     rows: int = 1, columns: int = 1, *, width: float = 9.0, height: float = 3.2, **options: Any
 ) -> "tuple[Figure, list[list[Axes]]]":
-    """A figure with rows x columns axes, `height` inches per row; further options go to Figure.subplots."""
+    """Make a figure with rows x columns axes, `height` inches per row; other options go to Figure.subplots."""
     from matplotlib import rc_context
 
     with rc_context(_STYLE):
@@ -52,7 +52,7 @@ def panels(
 
 @lru_cache
 def _plain_figure() -> "type[Figure]":
-    """A figure whose words are plain text: a name with dollar signs is not read as mathematics, nor refused for it."""
+    """Figure class that draws all text literally: a run name with dollar signs must not be parsed as mathematics."""
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
@@ -70,13 +70,12 @@ def _plain_figure() -> "type[Figure]":
 
 
 def colour(number: int) -> str:
-    """Colour of the n-th condition or run."""
+    """Return the colour of the n-th condition or run."""
     return COLOURS[number % len(COLOURS)]
 
 
 def lag_colours(lags: Sequence[int]) -> dict[int, Any]:
-    """One colour per lag class: fresh is pale; the others go from purple to yellow by rank (they are often 1, 2, 4, ...
-    128)."""
+    """Map each lag to a colour: pale for 0, and from purple to yellow by rank for others, often 1, 2, 4, ... 128."""
     from matplotlib import colormaps
 
     stale, scale = sorted({*lags} - {0}), colormaps["plasma"]
@@ -85,29 +84,29 @@ def lag_colours(lags: Sequence[int]) -> dict[int, Any]:
 
 
 def title(axes: "Axes", text: str) -> None:
-    """Bold, at the left."""
+    """Set a bold, left-aligned panel title."""
     axes.set_title(text, loc="left", fontsize=9.5, fontweight="bold")
 
 
 def whole_numbers(axes: "Axes") -> None:
-    """Ticks of the x axis on integers only."""
+    """Put ticks of the x axis on integers only."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def from_zero(axes: "Axes") -> None:
-    """The y axis from 0 to somewhat above what is drawn."""
+    """Start the y axis at 0 and leave some room above the data."""
     axes.set_ylim(0, 1.12 * max(axes.get_ylim()[1], 1e-30))
 
 
 def percent(axes: "Axes", which: str = "y") -> None:
-    """Shares as per cent."""
+    """Show shares as percentages."""
     getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: f"{100 * value:.4g} %")
 
 
 def thousands(axes: "Axes", which: str = "x") -> None:
-    """1,500,000 as 1.5M; below 1,000 as it is: 0.5 as 500m would be read as minutes."""
+    """Show 1,500,000 as 1.5M, but keep values below 1,000: 0.5 shown as 500m would be read as minutes."""
     from matplotlib.ticker import EngFormatter
 
     large = EngFormatter(sep="")
@@ -115,7 +114,7 @@ def thousands(axes: "Axes", which: str = "x") -> None:
 
 
 def log_scale(axes: "Axes") -> None:
-    """A logarithmic x axis, once the data are drawn: plain numbers at 1, 2, 5, 10, ..., or at decades."""
+    """Make the x axis logarithmic, with plain numbers at 1, 2, 5, 10, ... or at decades. Call it after drawing."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -126,12 +125,12 @@ def log_scale(axes: "Axes") -> None:
 
 
 def legend(axes: "Axes", **where: Any) -> None:
-    """The panel's own legend, small and without a frame."""
+    """Add a small legend without a frame to a panel."""
     axes.legend(fontsize=8, frameon=False, handlelength=1.4, **where)
 
 
 def legend_below(figure: "Figure", axes: "Axes", columns: int = 3) -> None:
-    """The entries of one panel, below all of them; nothing when there are none."""
+    """Add one legend below all panels, with the entries of `axes` (if it has any)."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         longest = max(map(len, labels))
@@ -140,12 +139,12 @@ def legend_below(figure: "Figure", axes: "Axes", columns: int = 3) -> None:
 
 
 def short(name: str, longest: int = 22) -> str:
-    """The end of a long name, which tells workers apart."""
+    """Shorten a long name to its end, which is the part that tells workers apart."""
     return name if len(name) <= longest else f"…{name[1 - longest :]}"
 
 
 def png(figure: "Figure") -> bytes:
-    """The figure as a PNG file."""
+    """Render the figure as the bytes of a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     out = io.BytesIO()
@@ -154,7 +153,7 @@ def png(figure: "Figure") -> bytes:
 
 
 def save_png(figure: "Figure", path: str | Path) -> Path:
-    """Write a figure as PNG, and create the directory if need be. Returns the path."""
+    """Write the figure to a PNG file, creating its folder. Returns the path."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(png(figure))

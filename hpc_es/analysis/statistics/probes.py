@@ -2,8 +2,8 @@
 
 Invariant: pure functions of scores. Intervals are 95 % percentile bootstraps over members with a fixed seed, and the
 halves of a mirrored pair are drawn together, so that the same scores always give the same result. Members are few, so
-intervals are somewhat narrow: on synthetic scores (test_probes.py) they covered the truth in 81-91 % of trials with 8
-members, and in 89-95 % with 24.
+intervals are somewhat narrow: on synthetic scores (tests/unit/test_probes.py) they covered the truth in 81-91 % of
+trials with 8 members, and in 89-95 % with 24.
 
 The model of one score (a two-way random-effects layout without replication; Searle, Casella & McCulloch, 1992):
 
