@@ -21,7 +21,7 @@ ROWS = (
     ("calls",),
     ("config", "data"),
     ("records", "seeds"),
-    ("noise", "results", "staleness"),
+    ("noise", "results", "staleness", "traces"),
     ("methods",),
     ("params",),
     ("store",),

@@ -134,7 +134,7 @@ def test_a_checkpoint_keeps_the_state(config: Config, tmp_path: Path) -> None:
     again.reload(None)
     assert (again.version, again.digest()) == (0, again.base_digest)
     assert not any(values.any() for values in state_of(again).values())
-    with pytest.raises(StoreError, match="not those of the model"):  # theta alone is not this version
+    with pytest.raises(StoreError, match="differ from the model"):  # theta alone is not this version
         Arena.from_pretrained(config.model.path).reload(folder)
 
 
