@@ -1,7 +1,8 @@
 """What a gradient method learns from: the tokens of every answer, exactly as the engine sampled them.
 
-A worker writes one file for every evaluation; the trainer and offline analysis read it. Invariant: token ids are those that the engine was given and that it drew. Text that was put into tokens again never
-stands in for them: where a later prompt does not begin with the tokens of the turns before it, a new sequence begins.
+A worker writes one file for every evaluation; the trainer and offline analysis read it. Invariant: token ids are those
+that the engine was given and that it drew. Text that was put into tokens again never stands in for them: where a later
+prompt does not begin with the tokens of the turns before it, a new sequence begins.
 """
 
 import hashlib
@@ -118,7 +119,7 @@ def read_trace(folder: Path, eval_id: EvalId, name: str) -> Trace:
         with open(open_regular(path), "rb") as file:
             data = file.read()
     except FileNotFoundError as error:
-        raise StoreError(f"the trace of evaluation {eval_id} is missing: {path}; traces.keep=false removes it") from error
+        raise StoreError(f"the trace of evaluation {eval_id} is missing: {path} was removed or never written") from error
     except OSError as error:
         raise StoreError(f"the trace of evaluation {eval_id} cannot be read: {error}") from error
     if _hash(data) != name:
