@@ -119,7 +119,7 @@ def read_trace(folder: Path, eval_id: EvalId, name: str) -> Trace:
         with open(open_regular(path), "rb") as file:
             data = file.read()
     except FileNotFoundError as error:
-        raise StoreError(f"the trace of evaluation {eval_id} is missing: {path} was removed or never written") from error
+        raise StoreError(f"the trace of evaluation {eval_id} is missing: {path}; was it removed?") from error
     except OSError as error:
         raise StoreError(f"the trace of evaluation {eval_id} cannot be read: {error}") from error
     if _hash(data) != name:
