@@ -6,7 +6,7 @@ Invariant: importing this module is cheap. What needs torch, numpy, pandas or ma
 import importlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from hpc_es.launch.slurm import Submission
     from hpc_es.params.arena import Arena
     from hpc_es.store import Run
+    from hpc_es.traces import Trace
     from hpc_es.transport.messages import Status
 
     AnyRun = Run | str | os.PathLike[str]
     """The tables of a run, its folder, or a run.h5. What `run` and `submit` return stands for its folder, too."""
 
-__all__ = ["Arena", "load_config", "plots", "read", "replay", "report", "run", "submit"]
+__all__ = ["Arena", "load_config", "plots", "read", "read_traces", "replay", "report", "run", "submit"]
 
 
 def __getattr__(name: str) -> Any:
@@ -118,6 +119,23 @@ def read(run: "AnyRun") -> "Run":
     from hpc_es.store import read as read_run
 
     return run if isinstance(run, Run) else read_run(Path(run))
+
+
+def read_traces(run: "AnyRun") -> "Iterator[Trace]":
+    """Read the sampled tokens of a run's evaluations, one trace per evaluation; needs neither torch nor a tokenizer.
+
+    run: a run folder, or what `run` or `submit` returned, of a run with `store.traces: true`. A trace has `eval_id`,
+    the `digest` of theta and `episodes`; an episode has `task` and `turns`; a turn has `prompt` and `sampled` (token
+    ids), `log_probabilities` and `reward`.
+
+        for trace in hpc_es.read_traces("runs/quickstart"):
+            print(trace.eval_id, sum(len(turn.sampled) for episode in trace.episodes for turn in episode.turns))
+
+    Errors: StoreError for a damaged trace.
+    """
+    from hpc_es.traces import read_traces as read_all
+
+    return read_all(_folder_of(run))
 
 
 def replay(run: "AnyRun", version: int | None = None, *, model: str | Path | None = None) -> "Arena":

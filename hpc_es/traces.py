@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from hpc_es.errors import StoreError
 from hpc_es.files import open_regular
+from hpc_es.paths import RunPaths
 from hpc_es.records import EvalId
 
 if TYPE_CHECKING:
@@ -121,21 +122,30 @@ def write_trace(folder: Path, trace: Trace) -> str:
 
 
 def read_trace(folder: Path, eval_id: EvalId, name: str) -> Trace:
-    """The trace that a result names. Errors: StoreError when the file is missing, damaged, or of another evaluation."""
-    path = trace_file(folder, eval_id, name)
+    """Read the trace that a result names. Errors: StoreError when it is missing, damaged, or of another evaluation."""
+    trace = _read(trace_file(folder, eval_id, name))
+    if trace.eval_id != eval_id:
+        raise StoreError(f"a trace of evaluation {trace.eval_id} is in the place of one of {eval_id}, in {folder}")
+    return trace
+
+
+def read_traces(run: str | os.PathLike[str]) -> Iterator[Trace]:
+    """Every trace that a run folder has, by file name. Errors: StoreError for a damaged one."""
+    for path in sorted(RunPaths(Path(run)).traces.glob("*.trace")):
+        yield _read(path)
+
+
+def _read(path: Path) -> Trace:
     try:
         with open(open_regular(path), "rb") as file:
             data = file.read()
     except FileNotFoundError as error:
-        raise StoreError(f"the trace of evaluation {eval_id} is missing: {path}; was it removed?") from error
+        raise StoreError(f"the trace {path} is missing; was it removed?") from error
     except OSError as error:
-        raise StoreError(f"the trace of evaluation {eval_id} cannot be read: {error}") from error
-    if _hash(data) != name:
+        raise StoreError(f"the trace {path} cannot be read: {error}") from error
+    if _hash(data) != path.stem.rpartition("-")[2]:
         raise StoreError(f"the trace {path} is damaged: its content does not have the hash in its name")
-    trace = msgspec.msgpack.decode(zlib.decompress(data), type=Trace)
-    if trace.eval_id != eval_id:
-        raise StoreError(f"the trace {path} is of evaluation {trace.eval_id}, and not of {eval_id}")
-    return trace
+    return msgspec.msgpack.decode(zlib.decompress(data), type=Trace)
 
 
 def remove_traces(folder: Path, eval_id: EvalId) -> None:
