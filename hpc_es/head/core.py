@@ -1,10 +1,10 @@
 """The head's decisions: a pure state machine, `handle(event, now) -> [instruction]`.
 
-Consumes messages of workers, results of the arena and the collective plane, and ticks of the clock. Produces
+It consumes messages of workers, results of the arena and of the collective plane, and ticks of the clock. It produces
 journal records (each applied to the ledger as it is appended), messages, and work for the arena.
 Invariants: the loop makes every record of a batch durable before it sends any message of that batch; an evaluation
-is counted at most once; update u+1 waits for digest u; no commit leaves v before everything planned at v is leased
-or done. No clock, no I/O: the same core runs in the simulator.
+is counted at most once; update u+1 waits for digest u; version v+1 is not committed before everything planned at v is
+leased or done. No clock, no I/O: the same core runs in the simulator.
 """
 
 import math
@@ -54,21 +54,22 @@ from hpc_es.transport.backends import NOTHING, Offer
 from hpc_es.transport.messages import AnyMessage
 
 MAX_REBUILDS = 3
-"""Digest mismatches that one worker may have; after one more it is removed from the run."""
+"""How many digest mismatches one worker may have; after one more it is removed from the run."""
 NULLS_TO_WARN = 5
+"""A warning is recorded each time this many updates in a row are null."""
 MAX_FAILED_TRAININGS = 3
-"""Times in a row that a trainer may end without having trained; then the run fails."""
+"""The run fails after this many failed trainings in a row."""
 SUMMARY_S = 60.0
-"""Seconds between two events that say how many others were left out."""
+"""Seconds between two events that give the number of suppressed events."""
 STRANGERS = "workers that are not connected"
 DRAINED = "drained on request"
 
 
 class Core:
-    """One run's decisions. `now` is in seconds and never runs backwards."""
+    """The decisions of one run. `now` is in seconds and never decreases."""
 
     def __init__(self, config: Config, ledger: Ledger, method: Method, *, config_digest: str, offer: Offer = NOTHING):
-        """`offer`: what the head itself brings to the collective plane."""
+        """offer: the collective backend that the head's process supports."""
         self.config = config
         self.ledger = ledger
         self.config_digest = config_digest
@@ -86,16 +87,16 @@ class Core:
         self.joins = Allowance(JOINS_AT_ONCE, JOINS_PER_MINUTE)
         self._strangers = events_allowance()
         self._left_out = Counter[str]()
-        """Number of events that were left out, by worker."""
+        """Number of suppressed events, by worker."""
         self._failed_trainings = 0
         self._expelled: dict[str, str] = {}
         """Workers that were removed from the run, with the reason. A worker that restarts has another name."""
         self._summary_at = -math.inf
 
-    # --- the only entry point --------------------------------------------------------------------------------
+    # --- the entry points ------------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Instruction]:
-        """Begin, after the ledger has been restored and the arena is at its version."""
+        """Start; the ledger has been restored, and the arena is at its version."""
         self._now = self._began = now
         advice = self.method.advice()
         if advice and self.ledger.planned < 0:
@@ -105,12 +106,12 @@ class Core:
             self._replace(entry, why)
         self._accept_proposals(self.ledger.version)
         if self.ledger.closed:
-            self._train()  # the head or the trainer before ended in between
+            self._train()  # the previous head or its trainer exited before the commit
         self._advance()
         return self._take()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Decide what an event leads to."""
+        """Return what to do after an event."""
         self._now = now
         if self._exited:
             return []
@@ -180,9 +181,9 @@ class Core:
     def _sum_up_left_out(self) -> None:
         if not self._left_out or self._now - self._summary_at < SUMMARY_S:
             return
-        loudest = ", ".join(f"{count} of {name}" for name, count in self._left_out.most_common(5))
+        top_senders = ", ".join(f"{count} of {name}" for name, count in self._left_out.most_common(5))
         what = f"{self._left_out.total()} events were left out: more than {EVENTS_PER_MINUTE} a minute"
-        self.note("warning", what, loudest)
+        self.note("warning", what, top_senders)
         self._left_out.clear()
         self._summary_at = self._now
 
@@ -200,7 +201,7 @@ class Core:
             self._send(sender, messages.Unknown())
 
     def _refuse(self, message: AnyMessage, why: str) -> None:
-        """Answer a message that breaks a rule, so that it is not sent again, and count it against its sender."""
+        """Answer an invalid message, so that it is not sent again, and count it against its sender."""
         match message:
             case messages.Report(worker=sender, result=result):
                 self._send(sender, messages.Ack(result.eval_id))
@@ -215,7 +216,7 @@ class Core:
                 self._count_refusal(sender)
 
     def _refuse_result(self, report: messages.Report, why: str) -> None:
-        """Void the evaluation as failed if this worker held its lease; other workers are not affected."""
+        """Void the evaluation as failed if this worker held its lease; evaluations of other workers are unaffected."""
         result, name, now = report.result, report.worker, self._now
         self._tell(name, "error", f"result {result.eval_id} of worker {quote(name)} is refused", why)
         worker, entry = self.crew.workers.get(name), self.ledger.entries.get(result.eval_id)
@@ -258,11 +259,11 @@ class Core:
                 if not ok:
                     self._tell(worker, "warning", f"worker {worker} did not receive theta by broadcast", detail)
             case messages.Draining(worker=worker, reason=reason):
-                for drained in self.crew.called(worker):
+                for drained in self.crew.by_name_or_seat(worker):
                     self.crew.mark(drained, "draining")
                     self._tell(drained.name, "info", f"worker {worker} takes no more work", reason)
             case messages.DrainRequest(who=who):
-                for drained in self.crew.called(who):
+                for drained in self.crew.by_name_or_seat(who):
                     if drained.dismissal is not None:
                         continue
                     self._append(journal.Dismissed(self._now, drained.name))
@@ -275,7 +276,7 @@ class Core:
                 self.stopping = self.stopping or reason
 
     def _commits(self, first: int, last: int) -> tuple[Commit, ...]:
-        """Commits of versions first..last, as many as fit into one message, at least one; the worker asks for more."""
+        """Commits of versions first..last, at least one, as many as fit into a message; the worker asks for more."""
         commits, num_members = list[Commit](), 0
         for version in range(max(first, 1), min(last, self.ledger.version) + 1):
             commit = self.ledger.commits[version]
@@ -338,7 +339,10 @@ class Core:
             self._accept_proposals(result.eval_id.version)
 
     def _accept_proposals(self, version: int) -> None:
-        """Record the contexts that evaluations at a version proposed, once its digest shows what wrote them."""
+        """Record the contexts that evaluations at a version proposed.
+
+        This waits for the digest of the version, which may show that they were made with wrong parameters.
+        """
         if version not in self.ledger.digests:
             return
         for entry in self.ledger.reported_at(version):
@@ -358,7 +362,7 @@ class Core:
             self._fail(error)
 
     def _check_digests(self, version: int) -> None:
-        """Void results that were measured around other bits than theta_version, and quarantine their workers."""
+        """Void results that were measured with other parameters than theta_version, and quarantine their workers."""
         for entry in self.ledger.reported_at(version):
             assert entry.result is not None
             if entry.result.digest != self.ledger.digests[version]:
@@ -368,7 +372,7 @@ class Core:
         assert entry.result is not None
         version, wrong, name = entry.assignment.version, entry.result.digest, entry.worker or ""
         self._replace(
-            entry, f"measured around digest {wrong:016x}, theta_{version} has {self.ledger.digests[version]:016x}"
+            entry, f"measured with digest {wrong:016x}, but theta_{version} has {self.ledger.digests[version]:016x}"
         )
         worker = self.crew.workers.get(name)
         if worker is None or worker.state == "rebuilding":
@@ -382,7 +386,7 @@ class Core:
             self._send(name, messages.Rebuild(version))
 
     def _replace(self, entry: Entry, reason: str) -> None:
-        """Void an evaluation and plan its replacement; in on-demand schedules a new member takes its place later."""
+        """Void an evaluation and plan its replacement. On-demand schedules dispatch a new member later instead."""
         self._void(entry, reason)
         self._tell(entry.worker or "", "warning", f"evaluation {entry.assignment.eval_id} is void", reason)
         if not self._made_on_demand(entry):
@@ -393,16 +397,17 @@ class Core:
         self._append(journal.Voided(self._now, entry.assignment.eval_id, reason))
 
     def _made_on_demand(self, entry: Entry) -> bool:
+        """Whether the evaluation is a member of an on-demand schedule, which is never repeated."""
         return self.cohort.on_demand and entry.assignment.purpose == "train"
 
     # --- leases ----------------------------------------------------------------------------------------------
 
     def _holds(self, worker: Worker, eval_id: EvalId | None) -> None:
-        """Note the evaluation that a worker says it holds, whether or not this head leased it; it holds no other."""
+        """Record the one evaluation that a worker says it holds, which an earlier head may have leased; None: none."""
         if worker.lease is not None and worker.lease != eval_id:
             self._drop_lease(worker.name, worker.lease, "the worker no longer holds it")
         if worker.name not in self.crew.workers:
-            return  # it gave up too many leases
+            return  # the worker was removed, since it gave up too many leases
         self.crew.give(worker, eval_id)
         entry = self.ledger.entries.get(eval_id) if eval_id else None
         if entry is not None and entry.state == "queued":
@@ -446,7 +451,7 @@ class Core:
                 self._expel(worker.name, reason)
 
     def _give_up_orphans(self) -> None:
-        """In on-demand schedules, void evaluations leased by an earlier head if their workers do not return in time."""
+        """In on-demand schedules, void members leased by an earlier head if their workers do not return in time."""
         if self.cohort.on_demand and self._now - self._began > self.config.transport.heartbeat_timeout:
             for entry in self.ledger.queued_members():
                 self._void(entry, "lost: its worker did not come back")
@@ -454,7 +459,7 @@ class Core:
     # --- progress --------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Do everything that has become possible: commit, plan, hand out work, finish."""
+        """Do everything that has become possible: commit, plan, dispatch evaluations, finish."""
         if self._exited:
             return
         self._checkpoint()  # before the next commit moves the arena on
@@ -479,7 +484,7 @@ class Core:
         self._exit_if_done()
 
     def _next_entry(self) -> Entry | None:
-        """Next evaluation to hand out; in on-demand schedules a member is planned when a worker is free for it."""
+        """Next evaluation to dispatch. On-demand schedules plan a member when a worker is free for it."""
         entry = self.cohort.next_planned(len(self.crew.workers))
         if entry is None and (assignment := self.cohort.next_member()) is not None:
             self._append(journal.Planned(self._now, assignment.version, (assignment,)))
@@ -496,7 +501,7 @@ class Core:
         self._out.append(Train(self.cohort.update, tuple(self.cohort.closed())))
 
     def _trained(self, event: Trained) -> None:
-        """Commit what the trainer made of the closed cohort; its checkpoint is durable."""
+        """Commit the theta that the trainer made from the closed cohort; its checkpoint is durable."""
         self._failed_trainings = 0
         if event.version != self.cohort.update or not self.ledger.closed:
             return
@@ -508,7 +513,7 @@ class Core:
         self.note("error", f"training of theta_{version} failed", reason)
         if self._failed_trainings >= MAX_FAILED_TRAININGS:
             times = self._failed_trainings
-            what = f"theta_{version} could not be trained {times} times in a row; the last: {reason}"
+            what = f"training of theta_{version} failed {times} times in a row; the last error: {reason}"
             self._exit(what, finished=False, failed=True)
         elif self.stopping is None:
             self._train()
@@ -528,8 +533,10 @@ class Core:
             self._out += self.plane.change_epoch()
 
     def _open_transfer(self) -> None:
-        """Open a transfer of theta between two updates of the arena, while there is work. It does not open as soon as a
-        worker joins, so that workers that join together share it."""
+        """Send theta to joining workers, between two updates of the arena, as long as there is work for them.
+
+        This does not happen as soon as a worker joins, so that workers that join together share a transfer.
+        """
         version = self.ledger.version
         digest, is_last = self.ledger.digests.get(version), version >= self.config.run.num_updates
         has_work = not is_last or self.ledger.num_queued(("centre", "eval")) > 0

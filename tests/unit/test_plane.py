@@ -48,7 +48,7 @@ def test_a_head_and_a_worker_on_one_gpu_meet_by_gloo_and_one_event_says_why() ->
         assert isinstance(opened, OpenGroup)
         assert opened.backend == "gloo"
     assert len(theatre.events) == 1
-    assert "2 share GPU-0" in theatre.events[0]
+    assert "2 processes share GPU-0" in theatre.events[0]
 
 
 def test_nccl_that_does_not_come_up_gives_way_to_gloo() -> None:
