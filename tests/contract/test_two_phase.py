@@ -155,7 +155,7 @@ def test_records_that_contradict_a_closed_cohort_are_refused() -> None:
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("toy:Toy", {"optimiser": {"kind": "adam"}}, "es.optimiser.kind=adam is for updates by seeds"),
+        ("toy:Toy", {"optimiser": {"kind": "adam"}}, "es.optimiser.kind=adam applies to updates by seeds only"),
         ("toy:Lazy", {}, "has trains=True, but does not define train"),
         ("toy:nudge", {}, "is not a subclass"),
         ("toy:Nothing", {}, "cannot be imported"),
