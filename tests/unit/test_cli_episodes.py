@@ -107,7 +107,7 @@ def test_a_long_list_says_how_to_see_the_rest(run: Path, monkeypatch: pytest.Mon
         (("--version", 99, "--member", 0), "no episode of member 0 at version 99"),
         (("--version", 1, "--member", 0, "--task", 10**6), "on task 1000000"),
         (("--member", 77), "no episode of member 77 is kept"),
-        (("--version", 99), "at version 99: kept are some of version "),
+        (("--version", 99), "at version 99: there are some of version "),
     ],
 )
 def test_missing_episodes_are_reported(run: Path, arguments: tuple[object, ...], message: str) -> None:

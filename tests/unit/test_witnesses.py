@@ -173,7 +173,7 @@ def test_a_checkpoint_under_a_wrong_name_is_reported_and_skipped(
 
 def test_verify_says_up_to_which_version_it_has_proven(root: Path) -> None:
     done = CliRunner().invoke(app, ["verify", str(root)])
-    assert "everything fits, proven up to version 6" in done.output
+    assert "everything is consistent, proven up to version 6" in done.output
 
 
 def test_verify_and_status_notice_a_configuration_that_is_not_that_of_the_journal(root: Path) -> None:
