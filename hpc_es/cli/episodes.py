@@ -221,7 +221,7 @@ def _shown(kept: "Trajectory") -> "RenderableType":
             parts.append(Text(notes, style="yellow"))
     episode, hidden = kept.episode, kept.episode.turns - len(kept.turns)
     if hidden:
-        parts.append(Text(f"({hidden} more turns were not kept)", style="dim"))
+        parts.append(Text(f"({plural(hidden, 'further turn')} not kept)", style="dim"))
     parts.append(Rule(style="dim"))
     solved = "solved" if episode.success else "not solved"
     parts.append(

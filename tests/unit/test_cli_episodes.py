@@ -51,7 +51,13 @@ def test_without_a_member_it_lists_the_kept_episodes(run: Path) -> None:
 
 def test_a_kept_episode_is_shown_word_by_word_whatever_its_words(run: Path) -> None:
     shown = episodes(run, "--version", 2, "--member", 1).stdout
-    for words in ("open [sesame]", "the \N{DOOR} is shut [/bold]", "[system] rules", "refused", "1 more of its turns"):
+    for words in (
+        "open [sesame]",
+        "the \N{DOOR} is shut [/bold]",
+        "[system] rules",
+        "refused",
+        "1 further turn not kept",
+    ):
         assert words in shown
     assert "truncated after 2 turns, reward 0.5, not solved" in shown
 

@@ -142,7 +142,7 @@ def test_the_command_explains_greedy_repeats(
     monkeypatch.setattr(script, "play", play)
     script.where = (0, None)
     identical = CliRunner().invoke(app, ["probe", *command])
-    assert "greedy: repeats on the same tasks are identical" in identical.stdout
+    assert "greedy decoding: repeats on the same tasks are identical" in identical.stdout
     assert "one member on the same" not in identical.stdout
     assert json.loads(kept.read_text())["repeats"]["identical"] is True
     assert "its own batch twice, and 5 new ones" in identical.stdout
