@@ -1,8 +1,8 @@
 """The plain data of a run: assignments, results and updates.
 
-These structs are sent between head and workers and stored in the journal, encoded by msgspec as msgpack. Fields
-are only ever added at the end, with a default. The design's table of words defines their names. None of them can be part
-of a reference cycle, so the garbage collector need not track them (gc=False). The types state the allowed values in messages
+These structs are sent between head and workers and stored in the journal, encoded by msgspec as msgpack. Fields are
+only ever added at the end, with a default. The design's table of words defines their names. They cannot be part of a
+reference cycle, so the garbage collector need not track them (gc=False). The types state the allowed values in messages
 of workers (see hpc_es.bounds); they are those that the columns of run.h5 can store.
 """
 

@@ -56,7 +56,7 @@ def test_a_kept_episode_is_shown_word_by_word_whatever_its_words(run: Path) -> N
         "the \N{DOOR} is shut [/bold]",
         "[system] rules",
         "refused",
-        "1 further turn not kept",
+        "1 further turn",
     ):
         assert words in shown
     assert "truncated after 2 turns, reward 0.5, not solved" in shown

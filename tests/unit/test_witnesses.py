@@ -180,10 +180,10 @@ def test_verify_and_status_notice_a_configuration_that_is_not_that_of_the_journa
     path = root / "config.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: 1"))
     (problem,) = verify(root).problems
-    assert "is not what this run began with: run.seed" in problem
+    assert "differs from the configuration with which this run started: run.seed" in problem
     done = CliRunner().invoke(app, ["status", str(root)])
     assert done.exit_code == 2
-    assert "is not what this run began with" in done.output
+    assert "differs from the configuration with which this run started" in done.output
 
 
 def test_verify_notices_a_later_evaluation_that_is_damaged_or_of_another_run(root: Path) -> None:
