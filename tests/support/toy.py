@@ -76,7 +76,7 @@ class Toy(Method):
 
 
 class Lazy(Method):
-    """Says that it trains, but has no train()."""
+    """An invalid method: trains is true, but train() is not defined."""
 
     trains = True
 
