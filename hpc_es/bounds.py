@@ -6,6 +6,7 @@ Decoding ignores these rules, so that a journal with invalid values can still be
 that must not trust received data. Free text is never invalid; `tidied` shortens and escapes it.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -114,6 +115,26 @@ class Verbatim:
 
     def strict(self, plain: Any) -> Any:
         return Annotated[plain, Meta(max_length=self.most)]
+
+
+@dataclass(frozen=True)
+class Hexadecimal:
+    """A hash as hexadecimal digits, or an empty text. Safe as a part of a file name."""
+
+    digits: int
+
+    def __str__(self) -> str:
+        return f"empty, or {self.digits} hexadecimal digits in lower case"
+
+    def admits(self, value: str) -> bool:
+        return re.fullmatch(self._pattern, value) is not None
+
+    def strict(self, plain: Any) -> Any:
+        return Annotated[plain, Meta(pattern=rf"^({self._pattern})\Z")]
+
+    @property
+    def _pattern(self) -> str:
+        return rf"([0-9a-f]{{{self.digits}}})?"
 
 
 @dataclass(frozen=True)

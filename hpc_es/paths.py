@@ -19,6 +19,7 @@ RUN/
                            NAME.trajectories.jsonl: a sample of their episodes as text;
                            retention-NAME.json: a version's results on MMLU-Pro or HellaSwag
   trajectories/            <worker>.jsonl: a sample of the worker's episodes as text
+  traces/                  <evaluation>-<hash>.trace: the tokens that were sampled in its episodes (see traces.py)
   report/                  tables and figures
   base/                    only in a fork: theta_V of the original run
   fork.json                only in a fork: original run, version and digest, and the changed settings
@@ -111,6 +112,10 @@ class RunPaths:
     @property
     def trajectories(self) -> Path:
         return self.root / "trajectories"
+
+    @property
+    def traces(self) -> Path:
+        return self.root / "traces"
 
     def trajectory_file(self, worker: str) -> Path:
         return self.trajectories / f"{worker}.jsonl"

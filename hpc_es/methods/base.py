@@ -43,6 +43,8 @@ class Method(ABC):
 
     trains = False
     """Whether a trainer makes theta from a closed cohort (two-phase commit); the commits then contain Weights."""
+    needs_traces = False
+    """Whether the trainer needs the sampled tokens of every candidate (see hpc_es/traces.py)."""
     needs_centre = False
     """Whether updates need the centre's fitness: that of the unperturbed policy on the batch of a version."""
     answerable: tuple[str, ...] = ()
