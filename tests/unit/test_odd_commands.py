@@ -130,7 +130,7 @@ def test_errors_name_the_place_and_the_remedy(folder: Path) -> None:
     assert "too large a number" in complaint(DIGITS)
     assert "too large a number" in complaint("1e999")
     assert "nested too deeply: more than 50" in complaint("[" * 51 + "]" * 51)
-    assert "holds a NUL" in complaint('"a\\0b"')
+    assert "contains a NUL" in complaint('"a\\0b"')
     below_a_file = CliRunner().invoke(app, ["model", "get", "lab-10k", "--out", "config.yaml/x/y"])
     assert below_a_file.stderr == "error: config.yaml/x/y cannot be created (Not a directory): choose another --out\n"
 
