@@ -1,7 +1,8 @@
 """Post-training of LLM agents by evolution strategies on Slurm clusters.
 
 `load_config`, `run`, `submit`, `read`, `read_traces`, `replay`, `report`, `plots` and `Arena` are all that a notebook
-needs (see hpc_es/api.py). They are imported when they are first used, so that `import hpc_es` needs neither torch nor numpy.
+needs (see hpc_es/api.py). They are imported when they are first used, so that `import hpc_es` needs neither torch nor
+numpy.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
 """The public face of hpc_es, for notebooks and scripts: `import hpc_es` offers what is defined here.
 
-Invariant: importing this module is cheap. What needs torch, numpy, pandas or matplotlib is imported when it is called.
+Invariant: importing this module is fast. Functions import torch, numpy, pandas or matplotlib when they are called.
 """
 
 import importlib
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpc_es.transport.messages import Status
 
     AnyRun = Run | str | os.PathLike[str]
-    """The tables of a run, its folder, or a run.h5. What `run` and `submit` return stands for its folder, too."""
+    """The tables of a run, its folder, or a run.h5. What `run` and `submit` return can be used as a folder, too."""
 
 __all__ = ["Arena", "load_config", "plots", "read", "read_traces", "replay", "report", "run", "submit"]
 
@@ -43,11 +43,11 @@ def load_config(path: str | Path, *overrides: str, site: str | Path | None = Non
 
     path: a YAML file, or a run folder, whose config.yaml is read. overrides: `key=value`, or paths of further YAML
     files (configs/staleness/..., configs/methods/...); later ones win. site: a YAML file with the settings of a
-    cluster. Returns a frozen pydantic model with a section for every section of the file: `config.es.population`.
+    cluster. Returns a frozen pydantic model with one attribute per section: `config.es.population`.
 
         config = hpc_es.load_config("configs/quickstart.yaml", "es.alpha=1e-3", "run.name=first")
 
-    Errors: ConfigError that names each wrong key, its value, where it stands, and what is allowed.
+    Errors: ConfigError that names each wrong key, its value, where it was set, and what is allowed.
     """
     return load(Path(path), overrides, site=None if site is None else Path(site)).config
 
@@ -60,12 +60,12 @@ def run(
 ) -> "Outcome":
     """Run head and workers on this machine until the run is finished; in an existing run folder, resume the run.
 
-    config: what `load_config` returned, or what it takes, with overrides. on_event: called with a line of text for
-    every restart of a process and the like (`print`). on_status: called about once a second with the version, fitness,
-    workers and time left. Ctrl-C (in a notebook: interrupt the kernel) stops the run cleanly.
+    config: the result of `load_config`, or a path with overrides, as for `load_config`. on_event: called with a line of
+    text for events such as the restart of a process, e.g. `print`. on_status: called about once a second with the
+    version, fitness, workers and time left. Ctrl-C (in a notebook: interrupt the kernel) stops the run cleanly.
 
     Returns an outcome: `finished`, `reason`, and `paths.root`, the run folder. `read`, `replay`, `report` and `plots`
-    take it as a run.
+    accept it as a run.
 
         outcome = hpc_es.run("configs/quickstart.yaml", "run.num_updates=2", on_event=print)
         hpc_es.read(outcome).updates
@@ -83,10 +83,10 @@ def run(
 def submit(config: Config | str | Path, *overrides: str, site: str | Path | None = None) -> "Submission":
     """Queue the head and the array of workers of a run with Slurm; in an existing run folder, resume the run.
 
-    config, overrides, site: as for `load_config`. Returns at once, with handles much like submitit's: `head`, `workers`
-    (the whole array) and each of `workers.tasks` have `job_id`, `state`, `done()`, `wait(timeout_s)`,
+    config, overrides, site: as for `load_config`. Returns at once, with handles like those of submitit: `head`,
+    `workers` (the whole array) and each of `workers.tasks` have `job_id`, `state`, `done()`, `wait(timeout_s)`,
     `result(timeout_s)`, `exception(timeout_s)`, `stdout()`, `stderr()`, `log_files` and `cancel()`. The submission has
-    the same for the whole run, and `paths.root`, the run folder; its `result()` is the tables of the run.
+    the same methods for the whole run, and `paths.root`, the run folder; its `result()` returns the tables of the run.
 
         submission = hpc_es.submit("configs/quickstart.yaml", site="my-cluster.yaml")
         submission.job_id, submission.state, [task.state for task in submission.workers.tasks]
@@ -105,7 +105,7 @@ def submit(config: Config | str | Path, *overrides: str, site: str | Path | None
 def read(run: "AnyRun") -> "Run":
     """Read the tables of a run as pandas DataFrames; needs neither torch nor the machine of the run.
 
-    run: a run folder, a run.h5 that was copied elsewhere, or what `run` or `submit` returned. The result has the tables
+    run: a run folder, a run.h5 that was copied elsewhere, or the result of `run` or `submit`. Returns the tables
     `evaluations`, `updates`, `episodes`, `evals`, `workers`, `events` and `contexts`; `units` and `meanings`, which
     explain their columns; `config` and `attrs`. Times are seconds since 1970-01-01 UTC.
 
@@ -113,7 +113,7 @@ def read(run: "AnyRun") -> "Run":
         tables.updates[["version", "fitness_mean", "update_norm"]]
         tables.meanings["updates"]["update_norm"], tables.units["updates"]["update_norm"]
 
-    Errors: ConfigError when there is no run; StoreError when run.h5 is damaged and no journal is beside it.
+    Errors: ConfigError if there is no run; StoreError if run.h5 is damaged and there is no journal beside it.
     """
     from hpc_es.store import Run
     from hpc_es.store import read as read_run
@@ -141,13 +141,13 @@ def read_traces(run: "AnyRun") -> "Iterator[Trace]":
 def replay(run: "AnyRun", version: int | None = None, *, model: str | Path | None = None) -> "Arena":
     """Rebuild theta of any version bit for bit, from base model and journal, and compare its digest with the run's.
 
-    run: a run folder, or as for `read`. version: by default the last. model: the base model, if it has moved. Returns
-    an arena, theta in float32: `arena.tensor(name)` is an array, `arena.version` and `arena.digest()` say what it is.
+    run: as for `read`, except a copied run.h5. version: by default the last. model: path of the base model, if it has
+    moved. Returns an arena with theta in float32: `arena.tensor(name)`, an array, `arena.version`, `arena.digest()`.
 
         theta = hpc_es.replay("runs/quickstart", 16)
         theta.tensor("model.norm.weight").mean()
 
-    Errors: ConfigError when the run has no such version; VerifyError when the bits are not those that the run had.
+    Errors: ConfigError if the run has no such version; VerifyError if the result differs from the run's parameters.
     """
     from hpc_es.recorded.verify import replay as rebuild
 
@@ -157,9 +157,9 @@ def replay(run: "AnyRun", version: int | None = None, *, model: str | Path | Non
 def report(*runs: "AnyRun", out: str | Path | None = None) -> "Written":
     """Write the report of one run, or of several side by side: report.html, figures as PNG, tables as CSV.
 
-    runs: as for `read`; runs that differ only in their seed are one condition. out: the directory to write; by default
-    the run's own report/, which only one run has. Returns the paths that were written, `page`, `figures` and `tables`,
-    and `absent`, which says why a figure is not there.
+    runs: as for `read`; runs that differ only in their seed form one condition. out: the directory to write; for one
+    run folder the default is its report/. Returns the written paths, `page`, `figures` and `tables`, and `absent`:
+    figures that could not be drawn, with the reason.
 
         hpc_es.report("runs/quickstart").page
         hpc_es.report("runs/sync", "runs/async", out="comparison")
@@ -178,10 +178,10 @@ def report(*runs: "AnyRun", out: str | Path | None = None) -> "Written":
 
 
 def _settings(config: Config | str | Path, overrides: tuple[str, ...], site: str | Path | None) -> Config:
-    """What is to be run. Errors: ConfigError, also for a run folder that was moved."""
+    """The configuration to run. Errors: ConfigError, also for a run folder that was moved."""
     if isinstance(config, Config):
         if overrides or site is not None:
-            raise ConfigError("overrides and a site apply to files: pass them to load_config, or pass a path here")
+            raise ConfigError("overrides and site need a path: pass them to load_config, or pass a path here")
         return config
     settings = load_config(config, *overrides, site=site)
     if Path(config).is_dir():
@@ -190,7 +190,7 @@ def _settings(config: Config | str | Path, overrides: tuple[str, ...], site: str
 
 
 def _warn_of_misfits(config: Config, num_workers: int) -> None:
-    """Warn, as the command line does, if workers and schedule do not fit: a long run would be spent in vain."""
+    """Warn, as the command line does, if the number of workers does not fit the schedule, before a long run starts."""
     from hpc_es.simulator.worker_count import worker_count_warnings
 
     for sentence in worker_count_warnings(config, num_workers):

@@ -1,9 +1,9 @@
-"""Rules for the fields of a struct, stated in their types, and the functions that check them.
+"""Rules for the fields of structs, stated in their types, and functions that check them.
 
     turns: Annotated[int, Between(0, 2**31 - 1)]
 
-Decoding ignores these rules, so that a journal which breaks one can still be read. `fault` checks them, for code that
-must not trust what was sent. Free text breaks no rule; `tidied` cuts and escapes it.
+Decoding ignores these rules, so that a journal with invalid values can still be read. `fault` checks them, for code
+that must not trust received data. Free text is never invalid; `tidied` shortens and escapes it.
 """
 
 import re
@@ -26,7 +26,7 @@ class Fault(NamedTuple):
     """A field that breaks its rule."""
 
     field: str
-    """Name with its path: result.episodes[3].turns."""
+    """Path of the field: result.episodes[3].turns."""
     value: object
     rule: str
 
@@ -38,9 +38,11 @@ class Fault(NamedTuple):
 
 
 class Rule(Protocol):
-    """A rule for one field. Its text, str(rule), follows "must be"."""
+    """A rule for one field. str(rule) completes the sentence "it must be ..."."""
 
-    def admits(self, value: Any) -> bool: ...
+    def admits(self, value: Any) -> bool:
+        """Whether a value is valid."""
+        ...
 
     def strict(self, plain: Any) -> Any:
         """The type that makes msgspec check the rule; `plain` if msgspec cannot."""
@@ -49,7 +51,7 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Between:
-    """A number within these bounds, which are included; so it is finite."""
+    """A number from `least` to `most`, both included; so it is finite."""
 
     least: float
     most: float
@@ -101,7 +103,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """A text that is kept as it is, of at most `most` characters."""
+    """A text of at most `most` characters that is stored unchanged."""
 
     most: int
 
@@ -137,7 +139,7 @@ class Hexadecimal:
 
 @dataclass(frozen=True)
 class Facts:
-    """A small table of names with free texts."""
+    """A small mapping from names to free texts."""
 
     most: int = 40
     name: Name = Name(1, 100)
@@ -155,7 +157,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Text:
-    """Free text for people. Any text is admitted; `tidied` cuts it to `most_characters`."""
+    """Free text for people. Any text is valid; `tidied` shortens it to `most_characters`."""
 
     most_characters: int = 2000
 
@@ -172,7 +174,7 @@ class Text:
 def fault(struct: Struct) -> Fault | None:
     """The first field that breaks its rule, in `struct` or in a struct inside it; None if there is none."""
     strict, beside = _strictly(type(struct))
-    try:  # msgspec takes a microsecond where Python takes ten
+    try:  # msgspec needs one microsecond, a check in Python ten
         msgspec.convert(struct, strict, from_attributes=True)
     except msgspec.ValidationError:
         return next(_faults(struct, type(struct), ""), None)
@@ -226,7 +228,7 @@ def _faults(value: Any, hint: Any, path: str) -> Iterator[Fault]:
 
 
 def tidied(struct: AnyStruct) -> AnyStruct:
-    """The struct with every free text cut and escaped, also in structs inside it."""
+    """Return the struct with every free text shortened and escaped, also in structs inside it."""
     changes = {}
     for name, tidy in _tidyings(type(struct)):
         value = getattr(struct, name)

@@ -2,7 +2,7 @@
 
 An environment can end the process that runs it: os._exit, a crash in C code, a kill by the kernel when memory is short.
 That process can then no longer report what happened, so its parent reads it here (hpc_es/launch/witness.py).
-Invariant: noting a call costs a microsecond or two and never fails, since it happens around every step.
+Invariant: recording a call takes a microsecond or two and never fails, since it happens at every step.
 """
 
 import contextlib
@@ -19,12 +19,12 @@ from typing import NoReturn
 from hpc_es.errors import EngineError
 
 NUM_SLOTS = 512
-"""Calls that can be noted at the same time; further ones are not."""
+"""Calls that can be recorded at the same time; further ones are not recorded."""
 SLOT_BYTES = 256
-MAX_WORDS = 1000
-"""Most bytes of the last message of a process."""
+MAX_LAST_MESSAGE_BYTES = 1000
+"""Maximum length of the last message of a process."""
 MAX_NAMED = 5
-"""Most calls that a message names."""
+"""Maximum number of calls in a message."""
 EXIT_DIED = 5
 """Exit code of a process that did not end by its own decision."""
 
@@ -35,7 +35,7 @@ _SLOT = struct.Struct("<dH")
 """Deadline by the monotonic clock, which is the same in every process of a machine (0: no call), and the length of the
 text behind it."""
 _DEADLINE = struct.Struct("<d")
-_WORDS_AT = 16
+_MESSAGE_AT = 16
 _SLOTS_AT = 2048
 _SIZE = _SLOTS_AT + NUM_SLOTS * SLOT_BYTES
 
@@ -54,10 +54,10 @@ class Calls:
         self.is_watched = False
         """Whether a parent reads this when the process ends."""
 
-    # --- by the process that makes the calls -------------------------------------------------------------------
+    # --- used by the process that makes the calls --------------------------------------------------------------
 
     def begin(self, what: str, limit_s: float = math.inf) -> int:
-        """Note a call that may take `limit_s`; pass the returned slot to `end`."""
+        """Record a call that may take `limit_s`; pass the returned slot to `end`."""
         try:
             slot = self._free.pop()
         except IndexError:
@@ -69,17 +69,19 @@ class Calls:
         return slot
 
     def end(self, slot: int) -> None:
+        """Record that a call has ended."""
         if slot >= 0:
             self._set_deadline(slot, 0.0)
             self._free.append(slot)
 
     def give_up(self, slot: int) -> None:
-        """The process no longer waits for this call, which is noted until it returns, if ever."""
+        """Record that the process no longer waits for this call; it stays recorded until it returns, if ever."""
         if slot >= 0 and self._deadline(slot):
             self._set_deadline(slot, math.inf)
 
     @contextlib.contextmanager
     def noted(self, what: str, limit_s: float = math.inf) -> Iterator[None]:
+        """Record a call for the duration of the block."""
         slot = self.begin(what, limit_s)
         try:
             yield
@@ -94,9 +96,9 @@ class Calls:
         """Exit at once with a last message for the parent. Errors: EngineError when no parent is watching."""
         if not self.is_watched:
             raise EngineError(words)
-        text = words.encode(errors="replace")[:MAX_WORDS]
+        text = words.encode(errors="replace")[:MAX_LAST_MESSAGE_BYTES]
         record = _LENGTH.pack(len(text)) + text
-        self._memory[_WORDS_AT : _WORDS_AT + len(record)] = record
+        self._memory[_MESSAGE_AT : _MESSAGE_AT + len(record)] = record
         os._exit(EXIT_DIED)
 
     def share(self, path: Path) -> None:
@@ -106,7 +108,7 @@ class Calls:
             self._memory = mmap.mmap(file.fileno(), _SIZE)
         self.is_watched = True
 
-    # --- by its parent -----------------------------------------------------------------------------------------
+    # --- used by its parent ------------------------------------------------------------------------------------
 
     @classmethod
     def of(cls, path: Path) -> "Calls":
@@ -126,8 +128,8 @@ class Calls:
     @property
     def last_words(self) -> str:
         """Message of a process that called `die`; empty otherwise."""
-        (length,) = _LENGTH.unpack_from(self._memory, _WORDS_AT)
-        return self._text(_WORDS_AT + _LENGTH.size, length)
+        (length,) = _LENGTH.unpack_from(self._memory, _MESSAGE_AT)
+        return self._text(_MESSAGE_AT + _LENGTH.size, length)
 
     def running(self) -> list[str]:
         """Descriptions of the calls that have not ended."""

@@ -14,10 +14,10 @@ DEFAULT = "data"
 
 
 def data_path(given: Path) -> Path:
-    """Path of a data file or folder. An absolute path is used as it is; a relative one is looked for in the working
-    directory first, as on any command line, and then in the data folder.
+    """Return the path of a data file or folder. A relative path is searched in the working directory, then in the data
+    folder; an absolute path is returned unchanged.
 
-    Errors: ConfigError when a relative path is in neither.
+    Errors: ConfigError if a relative path is in neither.
     """
     root = os.environ.get(VARIABLE)
     in_data_folder = Path(root or DEFAULT) / given

@@ -1,30 +1,30 @@
-"""Every error that hpc_es raises on purpose.
+"""The exceptions of hpc_es.
 
     HpcEsError
-    ├── ConfigError        a value in a config file, an override or a command line, also the name of what does not exist
+    ├── ConfigError        a wrong value in a config file, an override or a command line; a name that does not exist
     ├── ModelError         a checkpoint that cannot be used (missing, quantised, damaged, inconsistent)
-    ├── StoreError         a run folder, journal or HDF5 file
-    │   ├── JournalDamaged     bytes in the middle of a journal are not what was written
-    │   ├── Superseded         a newer head owns this run
-    │   └── NothingToShow      a figure for which the runs have no data
-    ├── TransportError     sockets, keys, rendezvous, process groups
-    ├── EngineError        the inference engine
-    │   ├── DigestMismatch     parameters are not the bits that the head has
-    │   └── ContextFull        a conversation outgrew the model's context: an outcome of its episode, not a fault
+    ├── StoreError         a run folder, journal or HDF5 file that cannot be used
+    │   ├── JournalDamaged     a journal is damaged before its end
+    │   ├── Superseded         a newer head has taken over this run
+    │   └── NothingToShow      the runs have no data for a figure
+    ├── TransportError     a problem with sockets, keys, rendezvous or process groups
+    ├── EngineError        a problem with the inference engine
+    │   ├── DigestMismatch     parameters differ from those of the head
+    │   └── ContextFull        a conversation exceeds the model's context: an outcome of its episode, not a fault
     ├── EnvError           an environment broke its contract or its time limit
-    ├── LaunchError        processes that could not be started or kept alive
-    ├── RunFailed          the run cannot go on (too many failed evaluations in a row)
-    └── VerifyError        a recorded run contradicts itself
+    ├── LaunchError        processes could not be started or kept alive
+    ├── RunFailed          the run cannot continue (too many failed evaluations in a row)
+    └── VerifyError        the records of a run are inconsistent
 
-Messages name the value, the rule and the remedy. The command line prints them without a traceback. Many quote words
-that come from outside, so each is bounded and has its control characters escaped, wherever it goes.
+Messages name the value, the rule and the remedy. The command line prints them without a traceback. Many quote text from
+outside, so every message has a maximum length, and its control characters are escaped.
 """
 
 from hpc_es.quoting import MAX_MESSAGE, quote
 
 
 class HpcEsError(Exception):
-    """Base of all errors below."""
+    """Base class of all exceptions of hpc_es."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(quote(message, MAX_MESSAGE))
@@ -47,7 +47,7 @@ class JournalDamaged(StoreError):
 
 
 class Superseded(StoreError):
-    """A newer head has taken the run over; this one must stop and write nothing more."""
+    """A newer head has taken over the run; this one must stop and write nothing more."""
 
 
 class NothingToShow(StoreError):
@@ -55,11 +55,11 @@ class NothingToShow(StoreError):
 
 
 class TransportError(HpcEsError):
-    """Messages cannot be exchanged."""
+    """Head and workers cannot communicate."""
 
 
 class EngineError(HpcEsError):
-    """The inference engine cannot do what was asked."""
+    """The inference engine cannot do what was requested."""
 
 
 class DigestMismatch(EngineError):
@@ -79,8 +79,8 @@ class LaunchError(HpcEsError):
 
 
 class RunFailed(HpcEsError):
-    """The run stopped because going on would be pointless."""
+    """The run stopped because continuing would be pointless."""
 
 
 class VerifyError(HpcEsError):
-    """What a run recorded does not fit together."""
+    """The records of a run are inconsistent."""

@@ -1,7 +1,7 @@
-"""Reading files of which nobody knows what became of them.
+"""Read files safely whose content and type cannot be trusted.
 
-Invariant: reading ends, and what is not what it should be is an OSError or a msgspec.DecodeError, whatever lies under
-the name: a named pipe would block its reader for ever, a device may have no end, and nested JSON may have no bottom.
+Invariant: every function returns or raises OSError or msgspec.DecodeError, for any kind of file. Otherwise a named pipe
+would block its reader for ever, a device might have no end, and deeply nested JSON would exceed the recursion limit.
 """
 
 import errno
@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file. Errors: OSError, also for anything else of that name."""
-    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # or a pipe without a writer would block here
+    """Open a regular file and return its descriptor. Errors: OSError, also for pipes, devices and directories."""
+    file = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # without O_NONBLOCK a pipe could block here
     try:
         mode = os.fstat(file).st_mode
         if not stat.S_ISREG(mode):
@@ -30,13 +30,13 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a regular file. Errors: OSError."""
+    """Read a whole regular file. Errors: OSError."""
     with open(open_regular(path), "rb") as file:
         return file.read()
 
 
 def read_json(path: Path, type: type[T]) -> T:
-    """JSON of a type that msgspec knows. Errors: OSError; msgspec.DecodeError."""
+    """Read a JSON file into a type that msgspec supports. Errors: OSError, msgspec.DecodeError."""
     try:
         return msgspec.json.decode(read_bytes(path), type=type)
     except UnicodeDecodeError as error:

@@ -49,7 +49,7 @@ def follow(root: Path) -> None:
 
 @contextlib.contextmanager
 def within(root: Path | None) -> Iterator[None]:
-    """As `follow`, until the block ends. None keeps the umask. All threads share the umask."""
+    """The same as `follow`, until the block ends. None keeps the umask. The umask applies to all threads."""
     with _umask(umask() if root is None else _mask_of(root)):
         yield
 
@@ -61,7 +61,7 @@ def keep_others_from_writing() -> None:
 
 def umask() -> int:
     """The umask of this process."""
-    mask = os.umask(0o077)  # it cannot be read without being set
+    mask = os.umask(0o077)  # the umask can only be read by setting it
     os.umask(mask)
     return mask
 

@@ -1,28 +1,28 @@
-"""Every file name of a run, spelled once.
+"""All file names in a run folder.
 
 RUN/
-  config.yaml              the resolved configuration, as every role reads it
-  launcher.lock            held, with its process id inside, by the `hpc-es run` that looks after the run
+  config.yaml              the resolved configuration, which head and workers read
+  launcher.lock            lock of the `hpc-es run` that controls the run, with its process id
   rendezvous.json          where the live head listens (atomic rename)
   journal.<g>.hpcj         one segment per head start
   run.h5                   derived from the journal; can be deleted at any time
   checkpoints/v00000010/   theta_10 and its manifest
   training/                v00000010.msgpack, the closed cohort from which the trainer makes theta_10, and v00000010/,
-                           what it made of it, until that is committed
-  secrets/                 0700; key pairs of head and workers, 0600
-  logs/                    head.log, worker-<seat>.log; of Slurm jobs head-<job>.<attempt>.log,
-                           worker-<job>_<task>.<attempt>.log, and what Slurm itself says: slurm-<job>_<task>.out
-  seats/                   <seat>.json: what each worker is doing, for `hpc-es status`
-  slurm/                   the scripts that were submitted, and <job>.json for every job of the run
-  tasks.json               the evaluation tasks: what each is called, its horizon, whether it can succeed at all
-  evals/                   journals of evaluations made after the run; NAME.tasks.json names their tasks,
-                           NAME.trajectories.jsonl: a sample of their episodes, word by word;
-                           retention-NAME.json: what a version still knew of MMLU-Pro or HellaSwag
-  trajectories/            <worker>.jsonl: a sample of the episodes that it played, word by word
-  traces/                  <evaluation>-<hash>.trace: the tokens that its episodes sampled (see traces.py)
+                           the trainer's theta_10 until it is committed
+  secrets/                 key pairs of head and workers, with mode 0600; the folder has mode 0700
+  logs/                    head.log, worker-<seat>.log; for Slurm jobs head-<job>.<attempt>.log,
+                           worker-<job>_<task>.<attempt>.log, and Slurm's own output: slurm-<job>_<task>.out
+  seats/                   <seat>.json: the state of each worker, for `hpc-es status`
+  slurm/                   the submitted scripts, and <job>.json for every job of the run
+  tasks.json               the evaluation tasks: name and horizon of each, and whether it can succeed at all
+  evals/                   journals of evaluations made after the run; NAME.tasks.json: their tasks,
+                           NAME.trajectories.jsonl: a sample of their episodes as text;
+                           retention-NAME.json: a version's results on MMLU-Pro or HellaSwag
+  trajectories/            <worker>.jsonl: a sample of the worker's episodes as text
+  traces/                  <evaluation>-<hash>.trace: the tokens that were sampled in its episodes (see traces.py)
   report/                  tables and figures
-  base/                    of a fork: theta_V of the run that it comes from
-  fork.json                of a fork: which run, version and digest, and what was changed
+  base/                    only in a fork: theta_V of the original run
+  fork.json                only in a fork: original run, version and digest, and the changed settings
 """
 
 import re
@@ -44,7 +44,7 @@ _TASKS = ".tasks.json"
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The names of everything in one run folder. Creates nothing."""
+    """The paths of all files in one run folder. Creates nothing."""
 
     root: Path
 
@@ -73,7 +73,7 @@ class RunPaths:
         return self.root / "training" / f"v{version:08d}.msgpack"
 
     def trained(self, version: int) -> Path:
-        """What the trainer made of the closed cohort; it becomes the checkpoint of its version once it is committed."""
+        """The trainer's checkpoint of theta_version, which moves to `checkpoints` once it is committed."""
         return self.root / "training" / f"v{version:08d}"
 
     @property
@@ -89,7 +89,7 @@ class RunPaths:
         return self.root / "seats"
 
     def seat(self, name: str) -> Path:
-        return self.seats / f"{quote(name, safe='')[:200]}.json"  # a seat may be called anything
+        return self.seats / f"{quote(name, safe='')[:200]}.json"  # a seat's name may have any characters
 
     @property
     def slurm(self) -> Path:
@@ -121,7 +121,7 @@ class RunPaths:
         return self.trajectories / f"{worker}.jsonl"
 
     def trajectory_files(self) -> list[Path]:
-        """Those that are there, by name."""
+        """Existing files of trajectories, by name."""
         return sorted(self.trajectories.glob("*.jsonl"))
 
     @property
@@ -140,7 +140,7 @@ class RunPaths:
         return self.root / f"journal.{generation}.hpcj"
 
     def segments(self) -> list[tuple[int, Path]]:
-        """(generation, path) of every journal segment, in order. What only looks like one is ignored with a warning."""
+        """(generation, path) of every journal segment, in order. Similar names are ignored, with a warning."""
         named = _numbered(self.root, _SEGMENT, _LIKE_A_SEGMENT, "a journal segment is called journal.1.hpcj")
         return _only(Path.is_file, named, "a journal segment is a file")
 
@@ -149,22 +149,22 @@ class RunPaths:
         return self.evals / f"{name}.hpcj"
 
     def later_eval_tasks(self, name: str) -> Path:
-        """What the tasks of such an evaluation are."""
+        """The tasks of an evaluation made after the run."""
         return self.evals / f"{name}{_TASKS}"
 
     def later_eval_trajectories(self, name: str) -> Path:
-        """A sample of the episodes of such an evaluation."""
+        """A sample of the episodes of an evaluation made after the run."""
         return self.evals / f"{name}.trajectories.jsonl"
 
     def later_evals(self) -> list[Path]:
-        """Those that are there, by name."""
+        """Journals of all evaluations made after the run, by name."""
         return sorted(self.evals.glob("[!.]*.hpcj"))
 
     def checkpoint(self, version: int) -> Path:
         return self.checkpoints / f"v{version:08d}"
 
     def written_checkpoints(self) -> list[tuple[int, Path]]:
-        """(version, path) of every complete checkpoint, in order. What only looks like one is ignored: a warning."""
+        """(version, path) of every complete checkpoint, in order. Similar names are ignored, with a warning."""
         named = _numbered(self.checkpoints, _CHECKPOINT, _LIKE_A_CHECKPOINT, "a checkpoint is called v00000010")
         return _only(Path.is_dir, named, "a checkpoint is a folder")
 
@@ -172,7 +172,7 @@ class RunPaths:
         return self.logs / f"{role}.log"
 
     def job_logs(self, job_id: str) -> list[Path]:
-        """Existing logs of a Slurm job: what Slurm printed, then one per attempt; of an array (12), task by task."""
+        """Existing logs of a Slurm job: Slurm's output, then one log per attempt; for an array (12), task by task."""
         found = []
         for path in self.logs.glob("*-[0-9]*"):
             match = _JOB_LOG.fullmatch(path.name)
@@ -183,17 +183,18 @@ class RunPaths:
 
 
 def retention_record(folder: Path, name: str) -> Path:
-    """One measurement of retention, in RUN/evals or in the folder that was named for a model."""
+    """File of one measurement of retention, in RUN/evals or in the folder for a model."""
     return folder / f"retention-{name}.json"
 
 
 def retention_records(folder: Path) -> list[Path]:
-    """Those that are there, by name. An evaluation that is itself called retention-NAME has tasks beside them."""
+    """Existing measurements of retention, by name."""
+    # An evaluation may itself be named retention-NAME; the file with its tasks is not a measurement.
     return sorted(path for path in folder.glob("retention-*.json") if not path.name.endswith(_TASKS))
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str], similar: re.Pattern[str], rule: str) -> list[tuple[int, Path]]:
-    """(number, path) of what is named by the pattern, in order; a similar name is a mistake that is worth a warning."""
+    """(number, path) of all names that match the pattern, in order. Warns about similar names as likely mistakes."""
     if not folder.is_dir():
         return []
     found = []
@@ -210,7 +211,7 @@ def _only(kind: Callable[[Path], bool], named: list[tuple[int, Path]], rule: str
     for number, path in named:
         if kind(path):
             found.append((number, path))
-        elif path.exists() or path.is_symlink():  # else it was removed meanwhile
+        elif path.exists() or path.is_symlink():  # otherwise it was removed in the meantime
             _ignore(path, rule)
     return found
 

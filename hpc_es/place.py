@@ -1,6 +1,7 @@
-"""Where this process runs: the node and, inside a Slurm job, which job.
+"""Where this process runs: its node and, inside Slurm, its job.
 
-The only module that reads Slurm's environment variables. None of our own begins with SLURM_, since srun reads those.
+This is the only module that reads Slurm's environment variables. None of our own variables begins with SLURM_, since
+srun reads all of those.
 """
 
 import os
@@ -11,19 +12,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Place:
+    """Node and Slurm job of a process."""
+
     node: str
     job: str | None = None
-    """Slurm's job id, that of the whole array for an element of one; None outside Slurm."""
+    """Slurm's job id; for an array task, the id of the whole array; None outside Slurm."""
     array_task: str | None = None
+    """Index in the job array; None if the job is not an array."""
     step: str | None = None
-    """Which task of which step, when srun started this process."""
+    """Step and task in it, if srun started this process."""
     attempt: int = 0
-    """How often the job was requeued before."""
+    """How often the job has been requeued."""
     cpus: int | None = None
-    """CPUs that were asked for, where Slurm says so."""
+    """Number of allocated CPUs, if Slurm tells it."""
 
     @classmethod
     def here(cls, environment: Mapping[str, str] | None = None) -> "Place":
+        """The place of this process."""
         given = os.environ if environment is None else environment
         job = given.get("SLURM_ARRAY_JOB_ID") or given.get("SLURM_JOB_ID")
         if not job:
@@ -41,19 +46,19 @@ class Place:
 
     @property
     def job_name(self) -> str | None:
-        """As squeue writes it: 12, or 12_3 for an element of an array. Requeueing by it spares the other elements."""
+        """The job's name in squeue: 12, or 12_3 for an array task. Requeueing 12_3 leaves the other tasks alone."""
         return f"{self.job}_{self.array_task}" if self.array_task is not None else self.job
 
     @property
     def seat(self) -> str:
-        """The same for every attempt of one job, different for any two processes that run at once."""
+        """Default name of a worker's seat: the same for all attempts of a job, unique among running processes."""
         if self.job_name is None:
             return f"{self.node}-{os.getpid()}"
         return self.job_name if self.step is None else f"{self.job_name}-{self.step}"
 
     @property
     def facts(self) -> dict[str, str]:
-        """What the head records about a worker's place; empty outside Slurm."""
+        """Facts that the head records about a worker's place; empty outside Slurm."""
         if self.job is None:
             return {}
         return {

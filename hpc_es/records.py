@@ -1,9 +1,9 @@
-"""The plain data of a run: what is dispatched, what comes back, what an update is.
+"""The plain data of a run: assignments, results and updates.
 
-These structs travel on the wire and stand in the journal, so they hold no behaviour. Encoded by msgspec as
-msgpack; fields are only ever added at the end, with a default. Words as in the design's table. None of them can be part
-of a reference cycle, so the garbage collector need not look at them (gc=False). What a worker may say in them is stated
-in the types (see hpc_es.bounds), and is what the columns of run.h5 can hold.
+These structs are sent between head and workers and stored in the journal, encoded by msgspec as msgpack. Fields are
+only ever added at the end, with a default. The design's table of words defines their names. They cannot be part of a
+reference cycle, so the garbage collector need not track them (gc=False). The types state the allowed values in messages
+of workers (see hpc_es.bounds); they are those that the columns of run.h5 can store.
 """
 
 import hashlib
@@ -16,15 +16,15 @@ from hpc_es.bounds import Between, Hexadecimal, OneOf, Text, Verbatim
 from hpc_es.errors import VerifyError
 
 MAX_PROPOSAL = 10_000
-"""Most characters of a proposed context."""
+"""Maximum number of characters of a proposed context."""
 MAX_REWARD = 1e100
-"""The largest reward, either way: the squares of a cohort's fitness must stay finite."""
+"""Largest absolute value of a reward: the squares of a cohort's fitness must stay finite."""
 
 Count = Annotated[int, Between(0, 2**31 - 1)]
 Version = Annotated[int, Between(0, 2**53)]
 Digest = Annotated[int, Between(0, 2**64 - 1)]
 Seconds = Annotated[float, Between(0.0, 1e9)]
-"""Any duration that a worker measured; the head checks a tighter bound, since it knows the age of the run."""
+"""A duration that a worker measured. The head checks a tighter bound, since it knows the age of the run."""
 Reward = Annotated[float, Between(-MAX_REWARD, MAX_REWARD)]
 
 Purpose = Literal["train", "centre", "eval", "propose"]
@@ -33,11 +33,11 @@ candidates of its version play; "eval", the unperturbed policy on the evaluation
 
 
 FIRST_PROPOSAL, FIRST_CENTRE = -(2**30), -(2**31)
-"""Slots in tables, see EvalId.table_slot."""
+"""First slots in tables, see EvalId.table_slot."""
 
 
 class EvalId(Struct, frozen=True, gc=False, array_like=True, order=True):
-    """Names one evaluation for good: version at dispatch, slot in the plan of its purpose, replacement count, purpose.
+    """Permanent id of an evaluation: version at dispatch, slot among those of its purpose, replacement count, purpose.
 
     Slots count from 0 for every purpose: members of a version, or batches of evaluation tasks.
     """
@@ -53,7 +53,7 @@ class EvalId(Struct, frozen=True, gc=False, array_like=True, order=True):
 
     @property
     def table_slot(self) -> int:
-        """The number that stands for slot and purpose in the tables of run.h5, unique within a version: from 0 for
+        """The number that encodes slot and purpose in the tables of run.h5, unique within a version: from 0 for
         "train", from -1 downwards for "eval", from -2^30 downwards for "propose", -2^31 for "centre"."""
         first = {"eval": -1, "propose": FIRST_PROPOSAL, "centre": FIRST_CENTRE}.get(self.purpose)
         return self.slot if first is None else first - self.slot
@@ -65,7 +65,7 @@ class EvalId(Struct, frozen=True, gc=False, array_like=True, order=True):
 
 
 def from_first_release(eval_id: EvalId) -> EvalId:
-    """The id that a record of the first release names: there, slots below 0 told the purpose (see table_slot)."""
+    """Convert an id in a record of the first release, in which slots below 0 encoded the purpose (see table_slot)."""
     version, slot, replacement = eval_id.version, eval_id.slot, eval_id.replacement
     if slot >= 0:
         return eval_id
@@ -96,7 +96,7 @@ class Candidate(Struct, frozen=True, gc=False):
     member: Member | None = None
     """None: the unperturbed theta_version."""
     context: str = ""
-    """Id of the context that the policy sees beside its task (see Context); empty: none."""
+    """Id of the context that the policy sees in addition to its task (see Context); empty if there is none."""
 
 
 class Context(Struct, frozen=True, gc=False):
@@ -108,8 +108,9 @@ class Context(Struct, frozen=True, gc=False):
     parents: tuple[str, ...] = ()
     """Ids of the contexts that it was made from."""
     operator: str = ""
-    """How it was made from them; empty for one that the run began with."""
+    """How the context was made from its parents; empty for the initial contexts of a run."""
     proposed_by: EvalId | None = None
+    """The evaluation that proposed it; None for an initial context."""
     score: float = math.nan
     """Fitness of the evaluation that proposed it."""
 
@@ -120,7 +121,7 @@ def context_id(text: str) -> str:
 
 
 class Assignment(Struct, frozen=True, gc=False):
-    """One evaluation to be made: a candidate on one batch of tasks."""
+    """One evaluation to run: a candidate on one batch of tasks."""
 
     eval_id: EvalId
     update: int
@@ -145,7 +146,7 @@ class Assignment(Struct, frozen=True, gc=False):
 
 
 class Episode(Struct, frozen=True, gc=False):
-    """One task played to its end under one member."""
+    """The numbers of one episode: one task, played by one candidate."""
 
     task: Annotated[int, Between(0, 2**53)]
     reward: Reward
@@ -162,7 +163,7 @@ class Episode(Struct, frozen=True, gc=False):
 
 
 class Result(Struct, frozen=True, gc=False):
-    """What came of an assignment. Either `error` is None and `fitness` is finite, or the evaluation is void."""
+    """The result of an assignment. If `error` is None, `fitness` is finite; otherwise the evaluation is void."""
 
     eval_id: EvalId
     fitness: float
@@ -171,12 +172,12 @@ class Result(Struct, frozen=True, gc=False):
     digest: Digest
     """Digest of theta at `eval_id.version` in the arena that was perturbed."""
     seconds_update: Seconds
-    """Bringing the arena to the version."""
+    """Time to bring the arena to the version."""
     seconds_perturb: Seconds
     seconds_rollout: Seconds
     error: Annotated[str, Text()] | None = None
     text: Annotated[str, Verbatim(MAX_PROPOSAL)] = ""
-    """The context that an evaluation with purpose "propose" wrote."""
+    """The context that an evaluation with purpose "propose" proposes."""
     trace: Annotated[str, Hexadecimal(32)] = ""
     """Hash of the file with the sampled tokens (see traces.py); empty: none was written."""
 
@@ -218,20 +219,20 @@ class OptimiserStep(Struct, frozen=True, gc=False, array_like=True):
 
 
 class Seeds(Struct, frozen=True, gc=False, tag="seeds"):
-    """Body of a commit: theta_version follows from theta_{version-1}, and from these numbers alone."""
+    """Body of a commit: theta_version can be computed from theta_{version-1} and these numbers alone."""
 
     alpha: float
     terms: tuple[Term, ...]
     """One per consumed evaluation, in the same order."""
     num_subspaces: int = 1
     partition_seed: int = 0
-    """Seed of the partition for this update; stale members may carry that of another (see Term)."""
+    """Seed of the partition for this update; stale members may have that of another one (see Term)."""
     step: OptimiserStep | None = None
-    """With an optimiser, alpha is in here, and not in the coefficients."""
+    """The optimiser's step, which then includes alpha; None without an optimiser: coefficients include alpha."""
 
 
 class Weights(Struct, frozen=True, gc=False, tag="weights"):
-    """Body of a commit: theta_version is what a trainer wrote, in the checkpoint of that version."""
+    """Body of a commit: a trainer made theta_version, which is in the checkpoint of that version."""
 
     digest: int
     """Digest of theta_version."""
@@ -247,13 +248,14 @@ class PoolChange(Struct, frozen=True, gc=False):
     added: tuple[str, ...] = ()
     """Ids of contexts."""
     removed: tuple[str, ...] = ()
+    """Ids of contexts."""
 
 
 class Commit(Struct, frozen=True, gc=False):
     """Update `version` turns theta_{version-1} into theta_version.
 
-    The header names what was consumed, sorted by (dispatch version, slot); the body says how theta changes. A null
-    commit leaves theta and the optimiser's state untouched.
+    The header lists the consumed evaluations, sorted by (dispatch version, slot); the body says how theta changes. A
+    null commit leaves theta and the optimiser's state unchanged.
     """
 
     version: int
@@ -264,7 +266,7 @@ class Commit(Struct, frozen=True, gc=False):
 
     @property
     def lags(self) -> tuple[int, ...]:
-        """Lag of every consumed evaluation: versions between its dispatch and theta_{version-1}."""
+        """Lag of every consumed evaluation: number of versions between its dispatch and theta_{version-1}."""
         return tuple([self.version - 1 - each.eval_id.version for each in self.consumed])
 
     @property
@@ -272,4 +274,4 @@ class Commit(Struct, frozen=True, gc=False):
         """The body of an update by seeds. Errors: VerifyError when the body is weights."""
         if isinstance(self.body, Seeds):
             return self.body
-        raise VerifyError(f"update {self.version} is weights of a trainer: it cannot be computed from seeds")
+        raise VerifyError(f"update {self.version} was made by a trainer: it cannot be computed from seeds")

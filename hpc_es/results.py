@@ -1,4 +1,4 @@
-"""Rules that a result must keep to be possible for its assignment; shared by worker, head and `verify`."""
+"""Checks whether a result is possible for its assignment; used by worker, head and `verify`."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ def why_unbelievable(assignment: Assignment, result: Result) -> str | None:
 
 
 def contradiction(assignment: Assignment, result: Result) -> str | None:
-    """As `why_unbelievable`, for a result whose fields are known to be within their bounds."""
+    """The same as `why_unbelievable`, for a result whose fields are known to be within their bounds."""
     if result.error is not None:
         is_empty = not result.episodes and math.isnan(result.fitness)
         return None if is_empty else "it has both an error and measurements"
@@ -36,7 +36,7 @@ def contradiction(assignment: Assignment, result: Result) -> str | None:
 
 
 def _mean(rewards: Sequence[float]) -> float:
-    """Mean with plain left-to-right addition: Python's `sum` gives other bits from 3.12 on."""
+    """Mean with plain left-to-right addition, because Python's `sum` gives other bits since 3.12."""
     return reduce(add, rewards, 0.0) / len(rewards)
 
 

@@ -1,7 +1,6 @@
-"""Seeds of a run: everything random is a pure function of the run's seed and the name of what it is for.
+"""Seeds of a run: every random choice is a pure function of the run's seed and of labels that name its purpose.
 
-Invariant: a head that restarts, and anyone who verifies a run, derives the same seeds and task batches again (design,
-section 3).
+Invariant: a restarted head and `verify` derive the same seeds and task batches again (design, section 3).
 """
 
 import hashlib
@@ -20,11 +19,11 @@ def derive(seed: int, *labels: str | int) -> int:
 def task_batch(run_seed: int, version: int, size: int, num_tasks: int) -> tuple[int, ...]:
     """`size` different tasks out of `num_tasks`, the same for all members of a version.
 
-    Errors: ValueError when there are fewer tasks than asked for.
+    Errors: ValueError if there are fewer than `size` tasks.
     """
     if size > num_tasks:
         raise ValueError(f"a batch of {size} different tasks cannot be drawn from {num_tasks}")
-    moved: dict[int, int] = {}  # sparse Fisher-Yates: only the touched places of 0..num_tasks-1
+    moved: dict[int, int] = {}  # sparse Fisher-Yates: holds only the changed positions of 0..num_tasks-1
     batch = []
     for place, word in zip(range(size), _words(run_seed, "tasks", version), strict=False):
         other = place + word % (num_tasks - place)
@@ -34,20 +33,23 @@ def task_batch(run_seed: int, version: int, size: int, num_tasks: int) -> tuple[
 
 
 def sampling_seed(run_seed: int, version: int) -> int:
-    """The same for all members of a version."""
+    """Sampling seed of all members of a version."""
     return derive(run_seed, "sampling", version)
 
 
 def eval_sampling_seed(run_seed: int, repeat: int = 0, first: int = 0) -> int:
     """Sampling seed of the batch of evaluation tasks that begins with task `first`.
 
-    It is the same for all versions, so that they are compared in pairs; it differs for each repeat and batch.
+    It is the same for all versions, so that comparisons are paired; it differs between repeats and batches.
     """
     return derive(run_seed, "eval sampling", *([repeat, first] if repeat or first else []))
 
 
 def episode_seed(seed: int, position: int, turn: int) -> int:
-    """63 bits (engines want a signed seed) for one answer: batch position and turn under a sampling seed."""
+    """Seed of one answer, from a sampling seed, the episode's position in its batch, and the turn.
+
+    It has 63 bits, because engines expect a signed integer.
+    """
     return derive(seed, "episode", position, turn) >> 1
 
 

@@ -1,10 +1,11 @@
 """Which evaluations to dispatch at a version, and which results may enter a cohort.
 
-Invariant: an evaluation is counted at most once, and never with a lag above the schedule's bound, counted at the
-commit. Pure: no clock, no I/O. Source: bounded-staleness asynchronous ES (Hoy et al., 2026); design, section 6.
+Invariant: an evaluation is counted at most once, and never if its lag at the commit is above the schedule's bound.
+Pure: no clock, no I/O. Source: bounded-staleness asynchronous ES (Hoy et al., 2026); design, section 6.
 
-Two families. Composed schedules know every cohort beforehand: a number of results of each lag; an evaluation is
-dispatched for one update and waits for it. The natural schedule takes what comes, as long as it is within the bound.
+There are two families. Composed schedules fix the number of results of each lag in every cohort beforehand; an
+evaluation is dispatched for one update, and its result waits for that update. The natural schedule consumes results in
+the order in which they arrive, if their lag is within the bound.
 """
 
 from abc import ABC, abstractmethod
@@ -18,54 +19,57 @@ from hpc_es.config.schema import Config
 
 
 class Verdict(Enum):
+    """Whether a result may enter a cohort."""
+
     accept = "accept"
     early = "early"
-    """For a later update; kept until then."""
+    """The result was planned for a later update and is kept for it."""
     stale = "stale"
+    """The result is too old and is discarded."""
 
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One evaluation to be dispatched: slot within the plan of its version, and the update it is meant for."""
+    """One evaluation to dispatch: its slot within the plan of its version, and the update that it is planned for."""
 
     slot: int
     update: int
 
 
 class Schedule(Protocol):
-    """`counts` below are numbers of evaluations by dispatch version."""
+    """The contract of a schedule. The mappings below are numbers of evaluations by dispatch version."""
 
     @property
     def population(self) -> int:
-        """Members of a cohort, N."""
+        """Number of members of a cohort, N."""
 
     @property
     def num_updates(self) -> int: ...
 
     @property
     def max_lag(self) -> int:
-        """The bound."""
+        """Largest lag of a result in a cohort."""
 
     @property
     def on_demand(self) -> bool:
-        """Members are dispatched as workers become free, at the newest version, and a lost one is not made again."""
+        """Whether members are dispatched at the newest version when a worker is free, and lost ones not repeated."""
 
     def plan(self, version: int) -> list[Dispatch]:
-        """Members that are to be dispatched at `version`, whoever is free."""
+        """All members to plan at `version`, whether or not workers are free; none for an on-demand schedule."""
 
     def room(self, version: int, outstanding: Mapping[int, int]) -> int:
-        """How many more members may be dispatched on demand. `outstanding`: counts in flight or not yet consumed."""
+        """How many more members may be dispatched on demand. `outstanding`: those running or not yet consumed."""
 
     def judge(self, *, version: int, meant_for: int, update: int) -> Verdict:
-        """Whether a result measured around theta_version for update `meant_for` may enter the cohort of `update`."""
+        """Whether a result of dispatch version `version`, planned for `meant_for`, may enter the cohort of `update`."""
 
     def may_commit(self, update: int, waiting: Mapping[int, int], live: Mapping[int, int]) -> bool:
-        """Whether to take the N oldest results now. Counts that wait for this update, and that are being made."""
+        """Whether to consume the N oldest results now. waiting: results for this update; live: running members."""
 
 
 @dataclass(frozen=True)
 class Composed(ABC):
-    """Every cohort has a composition that is known beforehand."""
+    """A schedule that fixes the composition of every cohort beforehand."""
 
     population: int
     num_updates: int
@@ -74,15 +78,15 @@ class Composed(ABC):
 
     @abstractmethod
     def wanted(self, update: int) -> Mapping[int, int]:
-        """Results by lag that the cohort of `update` asks for; what is missing to N is fresh."""
+        """Intended number of results by lag in the cohort of `update`; the rest up to N is fresh."""
 
     @property
     @abstractmethod
     def max_lag(self) -> int:
-        """The largest lag that any cohort asks for."""
+        """Largest lag in any cohort."""
 
     def composition(self, update: int) -> dict[int, int]:
-        """Results by lag in the cohort of `update`: a lag class is used as soon as that old a version exists."""
+        """Actual number of results by lag in the cohort of `update`: early updates have no versions for large lags."""
         stale = {lag: count for lag, count in self.wanted(update).items() if 0 < lag < update and count}
         fresh = self.population - sum(stale.values())
         return dict(sorted({**({0: fresh} if fresh else {}), **stale}.items()))
@@ -110,7 +114,7 @@ class Composed(ABC):
 
 @dataclass(frozen=True)
 class Sync(Composed):
-    """N fresh evaluations for each update, and a barrier."""
+    """N fresh evaluations for each update, which waits for all of them."""
 
     @property
     def max_lag(self) -> int:
@@ -137,7 +141,7 @@ class Controlled(Composed):
 
 @dataclass(frozen=True)
 class Tail(Composed):
-    """Given numbers of results by lag; they sum to N."""
+    """A given number of results for each lag; the numbers sum to N."""
 
     counts: Mapping[int, int]
 
@@ -151,9 +155,10 @@ class Tail(Composed):
 
 @dataclass(frozen=True)
 class Staircase(Composed):
-    """Whole cohorts of one lag, which climbs: `steps` are (from update, lag), in order, the first from update 1.
+    """All results of a cohort have the same lag, which changes at given updates.
 
-    With `isolated`, only the update at which a step begins is stale; those between are fresh.
+    `steps` are (first update, lag) in order, the first one for update 1. With `isolated`, only the first update of a
+    step is stale; the others are fresh.
     """
 
     steps: tuple[tuple[int, int], ...]
@@ -170,11 +175,12 @@ class Staircase(Composed):
 
 @dataclass(frozen=True)
 class Natural:
-    """Whatever comes in first, up to a lag of `max_lag`: with G <= N workers, at most G - 1 results a cohort are stale.
+    """Consume results in the order in which they arrive, up to a lag of `max_lag`.
 
-    `hold`: no commit after which something that is being made could no longer be consumed within the bound. With the
-    oldest results going first, that is so exactly if for every later update u no more results than N * (number of
-    updates until u) must be consumed by then. Otherwise what comes too late is dropped.
+    With G <= N workers, at most G - 1 results of a cohort are stale. `hold`: delay a commit if it would make a running
+    evaluation too stale to be consumed. As the oldest results are consumed first, a commit is possible exactly if for
+    every later update u at most N * (number of updates until u) results must be consumed by then. Without `hold`,
+    results that are too stale are discarded.
     """
 
     population: int
@@ -188,7 +194,7 @@ class Natural:
         return []
 
     def room(self, version: int, outstanding: Mapping[int, int]) -> int:
-        """At most N evaluations for each of the updates that could still consume a result of this version."""
+        """At most N evaluations are outstanding for each update that could still consume a result of this version."""
         num_consumers = min(self.max_lag + 1, self.num_updates - version)
         usable = sum(count for v, count in outstanding.items() if lag(v, version + 1) <= self.max_lag)
         return max(self.population * num_consumers - usable, 0)
@@ -214,7 +220,7 @@ class Natural:
 
 
 def schedule_of(config: Config, population: int) -> Schedule:
-    """The schedule that a run's configuration asks for; `population`: evaluations that one update consumes."""
+    """The schedule of a configuration; `population`: number of evaluations that one update consumes."""
     num_updates = config.run.num_updates
     match config.staleness:
         case settings.Natural(max_lag=max_lag, overdue=overdue):
@@ -230,5 +236,5 @@ def schedule_of(config: Config, population: int) -> Schedule:
 
 
 def lag(version: int, update: int) -> int:
-    """Versions between dispatch and the parameters that update `update` starts from; 0 is fresh."""
+    """Lag at update `update`: versions between dispatch and theta_{update-1}; 0 is fresh."""
     return update - 1 - version

@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-# Machines that run tests are often busy, so time is no sign of a fault; pytest-timeout catches what hangs.
+# Machines that run tests are often busy, so a slow test is not a failure; pytest-timeout ends tests that hang.
 hypothesis.settings.register_profile("hpc_es", deadline=None)
 hypothesis.settings.load_profile("hpc_es")
 
@@ -22,7 +22,7 @@ CLUSTER = ("test_slurm_cluster.py", "test_faults_of_a_cluster")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests begin first, so that no core idles at the end."""
+    """Start files with slow tests first, so that all cores are used until the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
@@ -45,7 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The data that is not part of the repository: HPC_ES_DATA, HPC_ES_SHARED/data, or shared/data beside it."""
+    """The folder of data outside of the repository: HPC_ES_DATA, HPC_ES_SHARED/data, or shared/data beside it."""
     shared = Path(os.environ.get("HPC_ES_SHARED") or ROOT.parent / "shared")
     data = Path(os.environ.get("HPC_ES_DATA") or shared / "data")
     if not data.is_dir():
@@ -58,7 +58,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def ipv6_loopback() -> str:
-    """::1, on a machine that has it."""
+    """The address ::1; the test is skipped on machines without it."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError as error:

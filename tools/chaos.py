@@ -1,24 +1,24 @@
-"""Kill a run again and again, and compare it with one that nobody disturbed.
+"""Disturb a run by repeated faults, and compare it with an undisturbed run.
 
     python tools/chaos.py configs/chaos.yaml --moments 10 --seed 1 [key=value ...]
     python tools/chaos.py configs/chaos_modes.yaml --modes all --faults head --moments 20
     tools/slurm_cluster.sh start && eval "$(tools/slurm_cluster.sh env)"
     python tools/chaos.py configs/chaos.yaml --slurm run.num_updates=40 [key=value ...]
 
-Two runs of one configuration, one after the other: `undisturbed`, and `disturbed`, which at random moments loses a
-worker, the head, both, or everything with its launcher (all by SIGKILL), or has its head frozen (SIGSTOP), replaced
-by a second one and thawed. It is brought back each time by the command that started it. At the end both must have the
-same digest for every version. Natural asynchrony consumes results in the order in which they arrive, so there is only
-the disturbed run. Of every run: `verify` must find nothing (the bound on lag, the cohorts' composition, noise and
-coefficients); every result that ever stood in the journal is still there, and was counted by exactly one update,
-discarded with a lag above the bound, voided because of its digest, or (natural asynchrony) left over at the end;
-nothing reported was dispatched again; and no process may be left. Exit code 0 only then.
+It makes two runs of one configuration, one after the other: `undisturbed` and `disturbed`. At random moments, the
+second one loses a worker, the head, both, or all processes including the launcher (by SIGKILL), or its head is stopped
+(SIGSTOP), replaced by a second head, and continued. Each time the command that started the run restarts it. At the end
+both runs must have the same digest for every version. Natural asynchrony consumes results in the order in which they
+arrive, so there is only the disturbed run. For every run: `verify` must find no fault (bound on the lag, composition of
+cohorts, noise, coefficients); every result that was ever in the journal must still be there, and must be counted by
+exactly one update, discarded with a lag above the bound, voided because of its digest, or (natural asynchrony) unused
+at the end; no reported evaluation may be dispatched again; no process may be left. Otherwise the exit code is 1.
 
-With --modes every schedule of that list is played in turn, or `all`: see MODES.
+--modes runs several schedules one after the other, or `all`: see MODES.
 
-With --slurm the disturbed run is submitted, once, to the cluster of tools/slurm_cluster.sh; the faults are those of a
-cluster, and a script rather than a lottery: a slurmd that dies under the head (so that there are two heads), a
-preemption, a node that fails, requeues of a worker and of the head. Choose run.num_updates so that it outlasts them.
+--slurm submits the disturbed run once to the cluster of tools/slurm_cluster.sh. The faults are then those of a cluster,
+in a fixed order: a slurmd that dies under the head (so that there are two heads), a preemption, a node that fails,
+requeues of a worker and of the head. Choose run.num_updates so that the run lasts longer than the faults.
 """
 
 import argparse
@@ -47,12 +47,12 @@ MODES = {
     "tail": "mode: tail, counts: {0: 3, 1: 1, 2: 1, 4: 1}",
     "staircase": "mode: staircase, steps: [[1, 0], [4, 3], [8, 7], [15, 14]]",
 }
-"""Settings of `staleness` for runs of some 20 updates, and for `tail` of population 6."""
+"""Settings of `staleness` for runs of about 20 updates; `tail` needs a population of 6."""
 
 
 @dataclass
 class Play:
-    """One configuration, undisturbed and disturbed. `name`: of its mode, where it was chosen from MODES."""
+    """The two runs of one configuration. `name`: its mode, if chosen from MODES."""
 
     name: str
     arguments: argparse.Namespace
@@ -63,11 +63,11 @@ class Play:
     out: Path
     overrides: list[str]
     seen: dict[EvalId, Result] = field(default_factory=dict)
-    """Results that stood in the journal before a fault."""
+    """Results that were in the journal before a fault."""
     num_faults: int = 0
 
     def run(self) -> bool:
-        """True when all is as it should be."""
+        """Make both runs and check them; True if no problem was found."""
         disturbed, undisturbed, left = self._make("disturbed", self.run_class), None, list[int]()
         if not methods.make(disturbed.config).schedule().on_demand:
             undisturbed = self._make("undisturbed", Run)
@@ -78,14 +78,14 @@ class Play:
         left += disturbed.end()
         fates, problems = complaints(undisturbed, disturbed, self.seen, left)
         if self.arguments.slurm and missed:
-            problems.append(f"the run ended before {missed}, so the script was not played: raise run.num_updates")
+            problems.append(f"the run ended before the fault {missed}: raise run.num_updates")
         for problem in problems:
-            print(f"WRONG: {problem}")
-        verdict = "the same bits as undisturbed" if undisturbed else "every result has one fate"
+            print(f"wrong: {problem}")
+        verdict = "the same bits as undisturbed" if undisturbed else "every result is accounted for once"
         print(
             f"{self.name or disturbed.config.staleness.mode}: {disturbed.version()} updates, {self.num_faults} faults, "
             f"{len(disturbed.paths.segments())} heads, {disturbed.starts} launches; {fates}: "
-            + ("NOT AS IT SHOULD BE" if problems else verdict),
+            + ("FAILED" if problems else verdict),
             flush=True,
         )
         return not problems
@@ -98,9 +98,9 @@ class Play:
         return run_class(self.arguments.config, overrides, config, self.arguments.limit)
 
     def _disturb(self, run: Run) -> str | None:
-        """The fault that the run did not live to see, if any."""
+        """Cause all faults; returns the first one that the run's end prevented, if any."""
         moments = self.arguments.moments or (len(self.kinds) if self.arguments.slurm else 10)
-        # On a cluster most faults take long by themselves, and the run goes on meanwhile.
+        # On a cluster most faults take a long time, during which the run goes on.
         share = 0.2 if self.arguments.slurm else 1.2
         num_results = run.config.run.num_updates * run.config.es.population
         for moment in range(1, moments + 1):
@@ -111,8 +111,8 @@ class Play:
         return None
 
     def _inflict(self, run: Run, kind: str, moment: int, apart: float) -> bool:
-        """Wait for a random moment, up to `apart` results from now, and let it happen. False when the run has ended."""
-        awaited = run.num_results() + self.rng.uniform(0, apart)  # 0: right away, while all is starting
+        """Cause a fault at a random moment, at most `apart` results from now. False if the run ended before."""
+        awaited = run.num_results() + self.rng.uniform(0, apart)  # may be 0: at once, while processes are starting
         run.wait(lambda: run.num_results() >= awaited or run.finished())
         time.sleep(self.rng.uniform(0, 0.2))
         if run.finished():
@@ -155,7 +155,7 @@ def main() -> int:
 
 
 def _chosen(parser: argparse.ArgumentParser, what: str, given: str | None, there: list[str]) -> list[str]:
-    """The names of a list, in its order."""
+    """Split a list of names separated by commas, and check them."""
     names = there if given in (None, "all") else given.split(",")
     if unknown := set(names) - set(there):
         parser.error(f"no such {what}: {', '.join(sorted(unknown))}; there are {', '.join(there)}")

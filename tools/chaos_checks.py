@@ -18,18 +18,18 @@ from hpc_es.store import records as journal
 
 @dataclass
 class Fates:
-    """What became of the good results of members."""
+    """What happened to the valid results of members."""
 
     lags: Counter[int] = field(default_factory=Counter)
-    """Counted by a commit, by lag."""
+    """Number of results that a commit counted, by lag."""
     discarded: Counter[int] = field(default_factory=Counter)
-    """Too late, by the lag that they would have had."""
+    """Number of results that were too late, by the lag that they would have had."""
     voided: int = 0
-    """Measured around other bits than the version's."""
+    """Results measured with other parameters than those of the version."""
     waiting: int = 0
-    """Neither, when the run ended."""
+    """Results that were not used when the run ended."""
     given_up: int = 0
-    """Evaluations that are void and of which no good result ever came."""
+    """Void evaluations without any valid result."""
 
     def __str__(self) -> str:
         parts = [f"counted by lag {dict(sorted(self.lags.items()))}"]
@@ -39,7 +39,7 @@ class Fates:
 
 
 def fates(records: Iterable[journal.AnyRecord], schedule: Schedule) -> tuple[Fates, list[str]]:
-    """The fate of every good result, and what is wrong: each must have exactly one, and nothing is made twice."""
+    """Count what happened to valid results, and list problems: each must be used once, and none made twice."""
     found, problems = Fates(), list[str]()
     good: dict[EvalId, Result] = {}
     ends: dict[EvalId, list[str]] = {}

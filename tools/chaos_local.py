@@ -1,4 +1,4 @@
-"""A run of this machine's own processes, and what can go wrong with it (for chaos.py)."""
+"""A run on this machine, and the faults that chaos.py causes in it."""
 
 import os
 import random
@@ -39,7 +39,7 @@ class Run:
 
     @property
     def is_up(self) -> bool:
-        """Whether what was started still looks after the run."""
+        """Whether the started launcher still controls the run."""
         return self.launcher is not None and self.launcher.poll() is None
 
     def start(self) -> None:
@@ -69,7 +69,7 @@ class Run:
         return sum(isinstance(record, journal.Committed) for record in self.records())
 
     def results(self) -> dict[EvalId, Result]:
-        """All that stand in the journal."""
+        """Number of results in the journal."""
         reported = (record.result for record in self.records() if isinstance(record, journal.Reported))
         return {result.eval_id: result for result in reported}
 
@@ -94,7 +94,7 @@ class Run:
             time.sleep(self.poll_s)
 
     def end(self) -> list[int]:
-        """Wait for the launcher and spare heads; the processes that are left in spite of that."""
+        """Wait for the launcher and extra heads to exit; returns the processes that are left."""
         for process in [self.launcher, *self.extra_heads]:
             if process is not None:
                 process.wait(timeout=self.limit_s)
@@ -103,7 +103,7 @@ class Run:
 
 Fault = Callable[[Run, random.Random], None]
 
-# --- what can go wrong ------------------------------------------------------------------------------------------
+# --- faults -----------------------------------------------------------------------------------------------------
 
 
 def kill_worker(run: Run, rng: random.Random) -> None:
@@ -113,7 +113,7 @@ def kill_worker(run: Run, rng: random.Random) -> None:
 
 
 def kill_head(run: Run, rng: random.Random) -> None:
-    """At whatever it is doing, be it starting; the next one where the last is dead already."""
+    """Kill a process of this role, whatever it is doing; if it is dead already, kill its successor."""
     run.wait(lambda: bool(run.pids("head")) or run.finished())
     run.kill("head")
 
@@ -131,7 +131,7 @@ def kill_everything(run: Run, rng: random.Random) -> None:
 
 
 def freeze_head(run: Run, rng: random.Random) -> None:
-    """Stop the head, let a second one take over, continue the first: it must end and write nothing more."""
+    """Stop the head, let a second one take over, continue the first: it must exit without writing anything."""
     before = read_rendezvous(run.paths.rendezvous)
     if before is None or before.pid not in run.pids("head"):
         return

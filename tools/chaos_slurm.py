@@ -1,4 +1,4 @@
-"""A run on the cluster of tools/slurm_cluster.sh, and what can go wrong with it there (for chaos.py)."""
+"""A run on the cluster of tools/slurm_cluster.sh, and the faults that chaos.py causes in it."""
 
 import random
 import subprocess
@@ -17,12 +17,12 @@ from hpc_es.transport.rendezvous import read_rendezvous
 CLUSTER = str(Path(__file__).with_name("slurm_cluster.sh"))
 POLL_S = 0.5
 COMMAND_S = 120.0
-"""For one command of the cluster."""
+"""Time limit of one command of the cluster."""
 
 
 @dataclass
 class SlurmRun(Run):
-    """It is submitted once: whatever happens then, Slurm and the jobs themselves must mend."""
+    """A run that is submitted once; Slurm and the jobs themselves must recover from all faults."""
 
     poll_s: float = POLL_S
     submission: slurm.Submission | None = None
@@ -42,7 +42,7 @@ class SlurmRun(Run):
         return (self.submission.head if role == "head" else self.submission.workers).status()
 
     def running(self, role: slurm.Role, rng: random.Random) -> JobStatus:
-        """One of its jobs that runs on a node; waits until there is one."""
+        """Wait until a job of this role runs on a node, and return it."""
         found: list[JobStatus] = []
 
         def there() -> bool:
@@ -59,7 +59,7 @@ class SlurmRun(Run):
             self.submission.cancel()
 
     def end(self) -> list[int]:
-        """Wait for all jobs; the processes that are left in spite of that."""
+        """Wait for all jobs to end; returns the processes that are left."""
         assert self.submission is not None
         self.submission.wait(self.limit_s)
         return self.pids("")
@@ -82,17 +82,17 @@ def requeue_head(run: Run, rng: random.Random) -> None:
 
 
 def fail_node(run: Run, rng: random.Random) -> None:
-    """All processes of a worker's node are gone at once; Slurm notices after a while."""
+    """Kill all processes of a worker's node at once; Slurm notices this after a while."""
     there = _slurm_run(run)
     worker = there.running("worker", rng)
     _cluster("fail-node", worker.node)
-    # Its job says so first: sinfo calls a node that is down "mixed*" for as long as no other job comes or goes.
+    # Ask for the job, not for the node: sinfo shows a failed node as "mixed*" until another job starts or ends.
     _await(run, lambda: (worker.name, worker.node) not in {(job.name, job.node) for job in there.jobs("worker")})
     _cluster("restore-node", worker.node)
 
 
 def double_head(run: Run, rng: random.Random) -> None:
-    """Only slurmd dies under the head, so that Slurm starts a second one while the first goes on: it must end."""
+    """Kill only slurmd on the head's node. Slurm starts a second head while the first one continues: it must exit."""
     node = _slurm_run(run).running("head", rng).node
     _await(run, lambda: run.paths.rendezvous.exists())
     before = read_rendezvous(run.paths.rendezvous)

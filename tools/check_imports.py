@@ -192,7 +192,7 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 def main() -> int:
     root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parent.parent / "hpc_es"
     found = [*violations(root), *circles(root)]
-    print("\n".join(found) or "imports: all point downwards, and none in a circle")
+    print("\n".join(found) or "imports: all point downwards, and there are no circles")
     return 1 if found else 0
 
 

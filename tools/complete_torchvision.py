@@ -40,7 +40,7 @@ def complete(package: Path) -> None:
 
 
 def why_not() -> str:
-    """Why torchvision does not load in a fresh process; empty where it does."""
+    """Why torchvision does not load in a new process; empty if it does."""
     tried = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, text=True)
     return (tried.stderr.strip().splitlines() or ["no reason given"])[-1] if tried.returncode else ""
 

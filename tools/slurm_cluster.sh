@@ -3,15 +3,15 @@
 #
 #     tools/slurm_cluster.sh start [--with-accounting]    # idempotent; installs what is missing (Debian, apt)
 #     tools/slurm_cluster.sh status                       # exit code 0 when it is up
-#     tools/slurm_cluster.sh fail-node NODE               # as if its power went: slurmd, steps, all processes
-#     tools/slurm_cluster.sh fail-slurmd NODE             # only slurmd: Slurm gives the node up, its jobs run on
+#     tools/slurm_cluster.sh fail-node NODE               # power failure: kills slurmd, steps and all processes
+#     tools/slurm_cluster.sh fail-slurmd NODE             # kills only slurmd: the jobs run on, Slurm requeues them
 #     tools/slurm_cluster.sh restore-node NODE
 #     tools/slurm_cluster.sh stop [--wipe]                # cancels all jobs; --wipe removes the cluster's files too
 #     eval "$(tools/slurm_cluster.sh env)"                # SLURM_CONF, for sbatch and hpc-es
 #
 # It must be root; it needs neither systemd nor cgroups; everything listens on loopback only and lives below
 # HPC_ES_SLURM_ROOT. Partitions: `batch`, which `high` preempts (requeue, 10 s of grace after the job's own signal).
-# Every node has 4 CPUs and 2 pretended GPUs, whatever the machine has. Timers are short, so tests of failures are fast.
+# Every node has 4 CPUs and 2 fake GPUs, on any machine. Timers are short, so tests of failures are fast.
 # Invariant: only processes named by this cluster's own pid files, or found on its own nodes, are ever signalled.
 
 set -Eeuo pipefail
@@ -89,7 +89,7 @@ SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
-# cred_expire is also how long a requeued job waits; with 1 s jobs fail to start
+# a requeued job also waits for cred_expire; with 1 s, jobs fail to start
 AuthInfo=socket=$munge_socket,cred_expire=5
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
 StateSaveLocation=$root/state
@@ -226,7 +226,7 @@ start() {
     install_packages
     check_host_name
     write_files
-    # 9 is closed for the daemons, which would hold the lock
+    # 9 is closed for the daemons, which would otherwise keep the lock
     start_munge 9>&-
     ((!accounting)) || start_accounting 9>&-
     alive "$root/run/slurmctld.pid" slurmctld || slurmctld 9>&-
@@ -284,7 +284,7 @@ tree() {
     echo "$1"
 }
 
-# The slurmstepds of NODE: all nodes share this machine, so a step is told by the environment of its tasks.
+# The slurmstepds of NODE: all nodes are on this machine, so a step's node is read from the environment of its tasks.
 steps_of() {
     local job stepd task
     for job in $(squeue -h -w "$1" -t R,CG,S -o %A); do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check of the project: .venv, installation, ruff, mypy, the directions of imports, all tests.
+# Run every check of the project: .venv, installation, ruff, mypy, rules for imports, all tests.
 #
 #     bash tools/test.sh [pytest arguments]           # e.g. -k journal, -m "not slow", -n 0 for one process
 #

@@ -1,8 +1,8 @@
 """The command line, `hpc-es`.
 
 Invariants: exit code 0 only on success (1: failed, 2: a mistake in the command or configuration, 3: stopped before the
-end); a mistake of the user's is one plain message on stderr, without a traceback; with --json stdout holds one JSON
-object and nothing else. Imports are made inside the commands, so that `--help` answers at once on a login node.
+end); a user's mistake is reported by one message on stderr, without a traceback; with --json stdout contains one JSON
+object and nothing else. Commands import what they need themselves, so that `--help` is fast on a login node.
 """
 
 import atexit
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
     from hpc_es.transport.messages import Status
 
 STATUS_TIMEOUT_S = 3.0
-PLAYING = ("env", "eval", "plan", "probe")
-"""Commands that import or play environments in their own process, which these may end."""
+ENV_COMMANDS = ("env", "eval", "plan", "probe")
+"""Commands that import or play environments in their own process, which an environment may kill."""
 ROLES = ("head", "worker")
-"""Commands that are processes of a run, whose stderr is a log."""
+"""Commands that are processes of a run; their stderr is a log."""
 
 
 class _Group(TyperGroup):
-    """Turns whatever a command raises into one message and an exit code."""
+    """A command group that reports any exception by one message and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -72,13 +72,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"max_content_width": 120},
 )
-model_app = typer.Typer(help="Models to train.", no_args_is_help=True, rich_markup_mode=None)
-config_app = typer.Typer(help="Configurations.", no_args_is_help=True, rich_markup_mode=None)
+model_app = typer.Typer(help="Fetch models.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Show configurations.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(model_app, name="model")
 app.add_typer(config_app, name="config")
 
-BaseModel = Annotated[Path | None, typer.Option("--model", help="The base model, where it has moved.")]
-Parent = Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Process id of the parent; end when it ends.")]
+BaseModel = Annotated[Path | None, typer.Option("--model", help="Path of the base model, if it has moved.")]
+Parent = Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Process id of the parent; exit when it exits.")]
 
 
 class Dtype(StrEnum):
@@ -91,8 +91,8 @@ def main() -> None:
     modes.keep_others_from_writing()
     warnings.formatwarning = _warning_line
     if "" not in sys.path:
-        sys.path.insert(0, "")  # environments of one's own may lie in the working directory, as under python -m hpc_es
-    if sys.argv[1:2] and sys.argv[1] in PLAYING:
+        sys.path.insert(0, "")  # a user's environment may be in the working directory, as with python -m hpc_es
+    if sys.argv[1:2] and sys.argv[1] in ENV_COMMANDS:
         from hpc_es.launch.witness import died_as_command, stand_witness
 
         stand_witness(died_as_command)
@@ -107,7 +107,7 @@ def main() -> None:
 
 
 def _leave(end: SystemExit) -> NoReturn:
-    """End the process as Python would, but without taking its modules apart first: vLLM's cost two CPU seconds."""
+    """Exit as Python would, but without destroying all modules first, which takes two CPU seconds with vLLM."""
     if isinstance(end.code, str):
         raise end  # Python prints it
     threading._shutdown()  # type: ignore[attr-defined]
@@ -116,12 +116,12 @@ def _leave(end: SystemExit) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError:
-        raise end from None  # a full disk: Python has its own words and exit code for that
+        raise end from None  # a full disk: Python reports it, with its own exit code
     os._exit(end.code or 0)
 
 
 def _warning_line(message: Warning | str, *_: object, **__: object) -> str:
-    """What a user has to know, without the line of code that says it."""
+    """Format a Python warning for users: without file name, line number and source line."""
     return f"warning: {harmless(str(message))}\n"
 
 
@@ -145,7 +145,8 @@ app.command()(run)
 
 @app.command()
 def status(run: RunFolder, json: Json = False) -> None:
-    """Version, fitness, workers, rate and time left; in Slurm also each job's state, node and what it waits for."""
+    """Show version, fitness, workers, rate and time left of a run, and the state, node and pending reason of its Slurm
+    jobs."""
     import msgspec
 
     from hpc_es.cli.output import absent_lines, console, jobs_table, print_json, status_line, status_table
@@ -179,7 +180,7 @@ def status(run: RunFolder, json: Json = False) -> None:
 
 @app.command()
 def verify(run: RunFolder, model: BaseModel = None, whole: AllRows = False, json: Json = False) -> None:
-    """Rebuild every version from base model and journal, and check all that the run recorded."""
+    """Rebuild every version from the base model and the journal, and check everything that the run recorded."""
     from hpc_es.cli.output import console, print_json, versions_table
     from hpc_es.recorded.verify import verify as verify_run
 
@@ -189,34 +190,34 @@ def verify(run: RunFolder, model: BaseModel = None, whole: AllRows = False, json
         print_json({"run": str(run), "ok": report.ok, **dataclasses.asdict(report)})
     out.print(versions_table(report.versions, whole=whole))
     for problem in report.problems:
-        out.print(f"WRONG: {problem}", style="red")
+        out.print(f"wrong: {problem}", style="red")
     others = report.num_results - report.num_counted
     out.print(
-        f"{report.num_results} results were reported: {report.num_counted} in updates; {others} of evaluations, "
-        "discarded or left over"
+        f"{report.num_results} results were reported: {report.num_counted} are in updates; {others} are from "
+        "evaluations, discarded or unused"
     )
     if not report.ok:
-        raise VerifyError(f"{run} does not fit together: {plural(len(report.problems), 'problem')}, see above")
+        raise VerifyError(f"{run} is inconsistent: {plural(len(report.problems), 'problem')}, see above")
     newest = report.versions[-1]
     if newest.proven:
-        out.print(f"{run}: everything fits, proven up to version {newest.version}", style="green")
+        out.print(f"{run}: everything is consistent, proven up to version {newest.version}", style="green")
     else:
-        what = "everything fits; theta comes from a trainer, so only the checkpoints that were kept are proven"
+        what = "everything is consistent; theta comes from a trainer, so only kept checkpoints can be proven"
         out.print(f"{run}: {what}", style="green")
 
 
 @app.command()
 def replay(
     run: RunFolder,
-    out: Annotated[Path, typer.Option(help="The folder to write; must not exist.")],
-    version: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write; it must not exist.")],
+    version: Annotated[int | None, typer.Option(help="Version to write. Default: the last.")] = None,
     dtype: Annotated[
-        Dtype, typer.Option(help="fp32: the run's own bits. base: as the base model, to serve.")
+        Dtype, typer.Option(help="fp32: exactly the parameters of the run. base: the base model's dtype, for serving.")
     ] = Dtype.fp32,
     model: BaseModel = None,
     json: Json = False,
 ) -> None:
-    """Write any version as a Hugging Face folder, the same bits as the run had."""
+    """Rebuild any version bit for bit, and write it as a Hugging Face model folder."""
     import msgspec
 
     from hpc_es.cli.output import console, print_json
@@ -236,10 +237,10 @@ def replay(
 
 @model_app.command("get")
 def model_get(
-    name: Annotated[str, typer.Argument(help="E.g. smollm2-135m.")],
-    out: Annotated[Path | None, typer.Option(help="Default: models/NAME.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the model, e.g. smollm2-135m.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write. Default: models/NAME.")] = None,
 ) -> None:
-    """Fetch a small model into a local Hugging Face folder."""
+    """Download a small model into a local Hugging Face model folder."""
     from hpc_es.params.models import get_model
 
     get_model(name, out or Path("models", name), say=say)
@@ -247,7 +248,7 @@ def model_get(
 
 @config_app.command("show")
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
-    """The resolved configuration, and where each value comes from."""
+    """Show the resolved configuration, and where each value comes from."""
     from hpc_es.config import flatten, load
     from hpc_es.config.yaml12 import dump_inline
 
@@ -276,7 +277,7 @@ def head(
     local: Annotated[bool, typer.Option("--local", help="All workers run on this machine.")] = False,
     parent: Parent = None,
 ) -> None:
-    """Be the head of a run."""
+    """Run the head of a run."""
     paths = run_paths(run)
     if _be_role(paths, "head", parent):
         from hpc_es.launch.slurm_role import be_head
@@ -290,10 +291,13 @@ def head(
 @app.command()
 def worker(
     run: RunFolder,
-    seat: Annotated[str | None, typer.Option(help="Default: the Slurm job, else this host and process.")] = None,
+    seat: Annotated[
+        str | None,
+        typer.Option(help="Name of the worker's place in the run. Default: its Slurm job, or its host and process id."),
+    ] = None,
     parent: Parent = None,
 ) -> None:
-    """Add a worker to a run: from any node that shares the run folder, at any time."""
+    """Add a worker to a run, at any time, from any node that can access the run folder."""
     from hpc_es.launch.witness import died_as_worker, stand_witness
     from hpc_es.worker.seat import occupied
 
@@ -311,7 +315,7 @@ def worker(
 
 
 def _be_role(paths: RunPaths, role: Literal["head", "worker"], parent: int | None) -> bool:
-    """What head and workers have in common. True when this process is a Slurm job of its own."""
+    """Set up the process of a head or worker; returns whether it is a Slurm job of its own."""
     modes.follow(paths.root)
     is_slurm_job = parent is None and Place.here().job is not None
     if parent is not None:
@@ -327,7 +331,7 @@ def _be_role(paths: RunPaths, role: Literal["head", "worker"], parent: int | Non
 
 
 def _slurm_jobs(paths: RunPaths) -> "list[tuple[Role, JobStatus]]":
-    """The run's Slurm jobs; none where Slurm does not answer, which is no reason to hide the rest."""
+    """The run's Slurm jobs; empty, with a message, if Slurm does not answer: the rest of the status is still shown."""
     from hpc_es.errors import LaunchError
 
     if not paths.slurm.is_dir():
@@ -337,12 +341,12 @@ def _slurm_jobs(paths: RunPaths) -> "list[tuple[Role, JobStatus]]":
     try:
         return job_statuses(paths)
     except LaunchError as error:
-        say(f"Slurm does not say how its jobs are: {error}", err=True)
+        say(f"the state of the Slurm jobs is not available: {error}", err=True)
         return []
 
 
 def _status_at_rest(paths: RunPaths) -> "Status":
-    """How far a run came that no head is working on, by its journal. Errors: StoreError."""
+    """The status of a run without a head, from its journal. Errors: StoreError."""
     from hpc_es.config import load, refuse_another
     from hpc_es.head.ledger import Ledger
     from hpc_es.store.journal import fold_journal, newest_start

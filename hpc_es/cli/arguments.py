@@ -1,4 +1,4 @@
-"""What the commands have in common: arguments, exit codes, and what a path means."""
+"""Arguments, exit codes and helper functions that several commands use."""
 
 import os
 from collections.abc import Callable
@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 EXIT_FAILED, EXIT_MISTAKE, EXIT_STOPPED = 1, 2, 3
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A YAML file, or a run folder to resume.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="E.g. es.population=16.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change, e.g. es.population=16.")
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, e.g. runs/quickstart.")]
-AllRows = Annotated[bool, typer.Option("--all", help="Every row of a long table, not only its ends.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout; everything else on stderr.")]
+AllRows = Annotated[bool, typer.Option("--all", help="Show all rows of a long table, not only the first and last.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout; all other text goes to stderr.")]
 
 
 def load_config(path: Path, overrides: list[str] | None, site: Path | None = None) -> "Config":
-    """Of a config file, or of a run folder to resume. Errors: ConfigError, also when that folder was moved."""
+    """Load a config file, or the configuration of a run folder to resume. Errors: ConfigError."""
     from hpc_es.config import load, refuse_moved
 
     settings = load(path, overrides or (), site=site).config
@@ -36,8 +38,10 @@ def load_config(path: Path, overrides: list[str] | None, site: Path | None = Non
 def load_run(
     path: Path, overrides: list[str] | None, site: Path | None = None, *, num_workers: Callable[["Config"], int]
 ) -> "Config":
-    """As `load_config`, of what is to be run now: refuses environments that do not exist yet, and says on stderr where
-    workers and schedule do not fit."""
+    """Load a configuration that will be run now.
+
+    Refuses environments that do not exist yet, and warns on stderr if the number of workers does not fit the schedule.
+    """
     from hpc_es import envs
     from hpc_es.simulator.worker_count import worker_count_warnings
 
@@ -49,21 +53,23 @@ def load_run(
 
 
 def output_file(path: Path | None) -> Path | None:
-    """A file to write, checked before the work begins. Errors: ConfigError when there is no place for it."""
+    """Check, before the work begins, that a file can be written here. Errors: ConfigError."""
     if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"{path} cannot be written: there is no folder {path.parent}; make it, or name another place")
+        raise ConfigError(
+            f"{path} cannot be written: there is no folder {path.parent}; create it, or give another path"
+        )
     if path is not None and path.is_dir():
-        raise ConfigError(f"{path} cannot be written: it is a folder; name a file")
+        raise ConfigError(f"{path} cannot be written: it is a folder; give the path of a file")
     return path
 
 
 def plural(count: int, noun: str) -> str:
-    """1 turn, 2 turns."""
+    """Format a count with its noun: 1 turn, 2 turns."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def seat_name(text: str) -> str:
-    """The name of a worker's place, which is part of file names. Errors: ConfigError."""
+    """Check the name of a seat, which is part of file names. Errors: ConfigError."""
     from hpc_es.config.fields import file_name
 
     try:
@@ -73,7 +79,7 @@ def seat_name(text: str) -> str:
 
 
 def run_paths(root: Path) -> RunPaths:
-    """Errors: ConfigError when `root` is no run folder."""
+    """The paths of a run. Errors: ConfigError if `root` is not a run folder."""
     paths = RunPaths(root)
     if not os.path.isfile(paths.config):  # False, not an error, for names too long or not allowed
         raise ConfigError(f"{root} is not a run folder: it has no {paths.config.name}; `hpc-es run CONFIG` makes one")

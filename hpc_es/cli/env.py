@@ -1,7 +1,7 @@
-"""`hpc-es env`: the environments that there are, the contract suite for any of them, and the agent's seat in one.
+"""`hpc-es env`: list environments, check one against the contract, or play one by hand.
 
-Invariant: needs neither a model nor an engine. An environment of one's own is named package.module:Class and may lie
-in the working directory.
+Invariant: needs neither a model nor an engine. A user's own environment is named package.module:Class; its module may
+be in the working directory.
 """
 
 import textwrap
@@ -24,7 +24,7 @@ Options = Annotated[
 
 
 def add_commands(app: typer.Typer) -> None:
-    env = typer.Typer(help="Environments.", no_args_is_help=True, rich_markup_mode=None)
+    env = typer.Typer(help="List, check and play environments.", no_args_is_help=True, rich_markup_mode=None)
     env.command("list")(list_envs)
     env.command()(check)
     env.command()(play)
@@ -34,11 +34,13 @@ def add_commands(app: typer.Typer) -> None:
 def list_envs(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="ENV", help="Only this one, and what its options mean; or package.module:Class."),
+        typer.Argument(
+            metavar="ENV", help="Show only this one (or package.module:Class), with the meaning of its options."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """The built-in environments, with their options and defaults."""
+    """List the built-in environments with their options and defaults."""
     from dataclasses import asdict
 
     from hpc_es import envs
@@ -57,11 +59,11 @@ def list_envs(
         if name and each.meaning:
             out.print(textwrap.indent(each.meaning, "  "))
     if not name:
-        out.print("what the options of one mean: hpc-es env list ENV")
+        out.print("for the meaning of the options: hpc-es env list ENV")
 
 
 def check(name: Name, options: Options = None, json: Json = False) -> None:
-    """Play an environment as no model should, and say what it breaks of the contract."""
+    """Check an environment: play it with valid, invalid and extreme answers, and report how it breaks the contract."""
     from hpc_es import envs
     from hpc_es.cli.output import console, print_json, stdout_for
     from hpc_es.envs.check import check_env
@@ -75,22 +77,23 @@ def check(name: Name, options: Options = None, json: Json = False) -> None:
     if json:
         print_json({"env": name, "options": given, "ok": True, "num_tasks": num_tasks})
     out = console(stderr=json)
-    out.print(f"{name} keeps the contract; it has {num_tasks} tasks", style="green")
+    out.print(f"{name} satisfies the contract; it has {num_tasks} tasks", style="green")
     if "split" not in envs.describe(name).options:
         out.print(
-            "it has no option `split`, which a run sets to train or eval: unless task.train and eval.options tell them "
-            "apart, evaluations play training tasks"
+            "it has no option `split`, which a run sets to train or eval: evaluations will play training tasks unless "
+            "task.train and eval.options select different ones"
         )
 
 
 def play(
     name: Name,
     options: Options = None,
-    task: Annotated[int, typer.Option(help="Which task.")] = 0,
+    task: Annotated[int, typer.Option(help="Index of the task.")] = 0,
 ) -> None:
-    """Take the agent's seat: see what it sees, answer as it would.
+    """Play one task by hand, in place of the model.
 
-    An empty line repeats the prompt, a line that ends in a backslash goes on with the next one, ^D leaves.
+    An empty line shows the prompt again. A backslash at the end of a line continues the answer on the next line.
+    Ctrl-D quits.
     """
     from hpc_es import envs
     from hpc_es.cli.output import console
@@ -107,7 +110,7 @@ def play(
 
 
 def _play(env: "Env", task: int, out: "Console") -> bool:
-    """One episode; False when the person leaves before its end."""
+    """Play one episode; False if the user quits before its end."""
     observation: Observation | None = env.reset(task)
     reward, turn = 0.0, 0
     while observation is not None:
@@ -140,8 +143,10 @@ def _show(observation: "Observation", out: "Console") -> None:
 
 
 def _ask(observation: "Observation", out: "Console") -> str | None:
-    """A line, or several; where there are choices, one of them, by its words or as `#number`. None at the end of the
-    input."""
+    """Read an answer of one or more lines; None at the end of the input.
+
+    If there are choices, the answer must be one of them, by its text or as `#number`.
+    """
     while True:
         try:
             answer = out.input("> ")
@@ -161,7 +166,7 @@ def _ask(observation: "Observation", out: "Console") -> str | None:
 
 
 def _options(given: list[str] | None) -> dict[str, Any]:
-    """OPTION=VALUE, read as YAML. Errors: ConfigError."""
+    """Parse OPTION=VALUE arguments, whose values are YAML. Errors: ConfigError."""
     from hpc_es.config import yaml12
 
     options = {}

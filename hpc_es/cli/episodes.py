@@ -1,6 +1,6 @@
-"""`hpc-es episodes`: what a policy did, in numbers for every episode and word by word for the kept ones.
+"""`hpc-es episodes`: the numbers of every episode, and the full text of those that were kept.
 
-Invariant: reads only, also while the run goes on.
+Invariant: reads only; works while the run is going on, too.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ COLUMNS = {
     "seconds_in_env": "env s",
     "ended": "ended",
 }
-"""Columns for the numbers of an episode, with their titles: as wide as a terminal."""
+"""Columns for the numbers of an episode, with their titles. The table fits into a terminal."""
 OVERVIEW = {
     "version": "version",
     "member": "member",
@@ -43,9 +43,9 @@ OVERVIEW = {
     "ended": "ended",
 }
 EVALUATED = -1
-"""The member that stands for the unperturbed policy on evaluation tasks."""
+"""Number that is used as the member for the unperturbed policy on evaluation tasks."""
 NUM_LISTED = 40
-"""Rows of the overview, unless --all is given: the newest."""
+"""Number of rows in the overview without --all: the newest episodes."""
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -54,18 +54,21 @@ def add_commands(app: typer.Typer) -> None:
 
 def episodes(
     run: RunFolder,
-    version: Annotated[int | None, typer.Option(help="Policy version; default: the last with episodes kept.")] = None,
+    version: Annotated[int | None, typer.Option(help="Policy version. Default: the last with kept episodes.")] = None,
     member: Annotated[
-        int | None, typer.Option(help="Its slot; -1 is the evaluated policy. Default: list what was kept.")
+        int | None,
+        typer.Option(help="Slot of the member; -1: the policy on evaluation tasks. Default: list kept episodes."),
     ] = None,
-    task: Annotated[int | None, typer.Option(help="Only this task.")] = None,
+    task: Annotated[int | None, typer.Option(help="Show only this task.")] = None,
     evaluation: Annotated[
-        str | None, typer.Option("--eval", help="Of an evaluation made later, by its name; see `hpc-es evals RUN`.")
+        str | None,
+        typer.Option("--eval", help="Name of an evaluation made after the run; `hpc-es evals RUN` lists them."),
     ] = None,
-    whole: Annotated[bool, typer.Option("--all", help="List all that were kept, not only the newest.")] = False,
+    whole: Annotated[bool, typer.Option("--all", help="List all kept episodes, not only the newest.")] = False,
     json: Json = False,
 ) -> None:
-    """Show the episodes of a member: numbers for all, word by word for the sample that store.trajectories keeps."""
+    """Show the episodes of a member: numbers for all of them, and full text for the sample that store.trajectories
+    keeps."""
     from hpc_es.cli.output import console, print_json
 
     paths = run_paths(run)
@@ -87,7 +90,7 @@ def episodes(
         return
     if version is None:
         if not kept:
-            raise ConfigError(f"no episode of member {member} is kept in {run}; --version says whose numbers to show")
+            raise ConfigError(f"no episode of member {member} is kept in {run}; for its numbers, give --version")
         version = kept[-1].eval_id.version
         kept = [each for each in kept if each.eval_id.version == version]
     rows = _rows(paths.root, version, member, task, evaluation)
@@ -101,15 +104,15 @@ def episodes(
         out.print(_shown(each))
     if not kept:
         out.print(
-            f"word by word none of them is kept; `hpc-es episodes {named}` lists those that are, store.trajectories "
-            "sets how many",
+            f"the text of these episodes was not kept; `hpc-es episodes {named}` lists those with text, and "
+            "store.trajectories sets how many are kept",
         )
 
 
 def kept_episodes(
     paths: RunPaths, version: int | None, member: int | None, task: int | None, evaluation: str | None = None
 ) -> "list[Trajectory]":
-    """Sorted by version, slot and position; of an evaluation that was made twice the one that was written last."""
+    """Kept episodes, sorted by version, slot and position. If an evaluation was made twice, the last one counts."""
     from hpc_es.worker.trajectories import read_trajectories, read_trajectory_file
 
     found, later = {}, paths.later_eval_trajectories(evaluation or "")
@@ -125,7 +128,7 @@ def kept_episodes(
 
 
 def _rows(root: Path, version: int, member: int, task: int | None, evaluation: str | None) -> "pd.DataFrame":
-    """The numbers of every episode of the member, or of what replaced it; of the evaluated policy in all batches."""
+    """The numbers of every episode of a member or its replacement; for the evaluated policy, those of all batches."""
     from hpc_es.store import read
 
     rows = read(root).episodes
@@ -137,7 +140,7 @@ def _rows(root: Path, version: int, member: int, task: int | None, evaluation: s
 
 
 def _member(slot: int) -> int:
-    """Evaluation tasks are played in batches with slots of their own; to a reader all are the evaluated policy."""
+    """Member number that is shown for a slot: all batches of evaluation tasks belong to the evaluated policy."""
     return slot if slot >= 0 or slot == FIRST_CENTRE else EVALUATED
 
 
@@ -197,7 +200,7 @@ def _cell(value: object) -> str:
 
 
 def _shown(kept: "Trajectory") -> "RenderableType":
-    """One episode for a person to read: prompts plain, answers apart."""
+    """One episode as readable text, in which answers stand out from prompts."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.rule import Rule
@@ -218,7 +221,7 @@ def _shown(kept: "Trajectory") -> "RenderableType":
             parts.append(Text(notes, style="yellow"))
     episode, hidden = kept.episode, kept.episode.turns - len(kept.turns)
     if hidden:
-        parts.append(Text(f"({hidden} more of its turns not kept)", style="dim"))
+        parts.append(Text(f"({plural(hidden, 'further turn')} not kept)", style="dim"))
     parts.append(Rule(style="dim"))
     solved = "solved" if episode.success else "not solved"
     parts.append(
@@ -231,8 +234,8 @@ def _shown(kept: "Trajectory") -> "RenderableType":
 def _what_is_kept(paths: RunPaths, evaluation: str | None) -> str:
     versions = sorted({each.eval_id.version for each in kept_episodes(paths, None, None, None, evaluation)})
     if len(versions) > NUM_LISTED:
-        return f"kept are some of {len(versions)} versions from {versions[0]} to {versions[-1]}; "
-    return f"kept are some of version {', '.join(map(str, versions))}; " if versions else ""
+        return f"there are some of {len(versions)} versions from {versions[0]} to {versions[-1]}; "
+    return f"there are some of version {', '.join(map(str, versions))}; " if versions else ""
 
 
 def _at(version: int | None) -> str:

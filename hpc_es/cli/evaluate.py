@@ -1,6 +1,6 @@
 """`hpc-es eval` plays held-out tasks with any version of a run, a model or an endpoint; `hpc-es evals` lists results.
 
-Invariant: what is printed comes from what was recorded, so that both commands say the same of the same evaluation.
+Invariant: everything printed is computed from recorded results, so both commands print the same for an evaluation.
 """
 
 import itertools
@@ -27,17 +27,20 @@ if TYPE_CHECKING:
     Columns = list[tuple[str, Cell]]
 
 RUN = "run"
-"""The source of what a run itself measured."""
+"""Source of the evaluations that a run itself made."""
 
 Target = Annotated[
     str, typer.Argument(metavar="TARGET", help="A run folder, a model folder, or the URL of an endpoint.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="E.g. sampling.temperature=0.7 or task.options.NAME=VALUE."),
+    typer.Argument(
+        metavar="KEY=VALUE", help="Settings to change, e.g. sampling.temperature=0.7 or task.options.NAME=VALUE."
+    ),
 ]
 Versions = Annotated[
-    str | None, typer.Option(help="all, or e.g. 0,10,last or 0:100:10 (from 0 to 100). Default: last.")
+    str | None,
+    typer.Option(help="Versions to evaluate: all, 0,10,last or 0:100:10 (0 to 100 in steps of 10). Default: last."),
 ]
 
 
@@ -51,33 +54,36 @@ def evaluate(
     overrides: Overrides = None,
     task: Annotated[
         Path | None,
-        typer.Option(help="A config file or another run: play its tasks, with its sampling. Default: the run's own."),
+        typer.Option(help="A config file or another run, whose tasks and sampling to use. Default: those of the run."),
     ] = None,
     versions: Versions = None,
-    version: Annotated[int | None, typer.Option(min=0, help="The same as --versions with one number.")] = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Play every task so often. Default: eval.repeats.")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="One version to evaluate.")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="How often to play every task. Default: eval.repeats.")
+    ] = None,
     num_tasks: Annotated[int | None, typer.Option(min=1, help="Number of tasks. Default: eval.num_tasks.")] = None,
     keep: Annotated[
         int | None,
-        typer.Option(min=0, help="Episodes per version that are kept word by word. Default: store.trajectories."),
+        typer.Option(min=0, help="Number of episodes per version to keep as text. Default: store.trajectories."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the evaluation; an existing name resumes it.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Of an endpoint: the model's name there. Of a run: the base model, where it has moved."),
+        typer.Option(help="For an endpoint: name of the model there. For a run: path of the base model, if it moved."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="For a model or endpoint: the folder to write. Default: evals/NAME.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Score any version on held-out tasks: the run's own, or others; recorded below RUN/evals."""
+    """Score any version of a run on held-out tasks, its own or others, and record the result in RUN/evals. TARGET can
+    also be a model or an endpoint."""
     from hpc_es.analysis.statistics.evaluations import difference, evaluations
     from hpc_es.cli.output import console, print_json, stdout_for
     from hpc_es.recorded.eval_config import EvalRequest
     from hpc_es.store import read
 
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # an engine in the person's terminal: no pages of warnings
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # keep the engine's many warnings out of the user's terminal
     console_out = console(stderr=json)
     request = EvalRequest(task, tuple(overrides or ()), num_tasks, repeats, keep)
     wanted = _versions(versions, version)
@@ -91,9 +97,9 @@ def evaluate(
 
 
 def evals(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or what `hpc-es eval` wrote.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders of `hpc-es eval`.")],
     against: Annotated[
-        str | None, typer.Option(help="RUN or RUN@VERSION: differences from it, where it played the same tasks.")
+        str | None, typer.Option(help="RUN or RUN@VERSION to compare with, on tasks that both played.")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -120,14 +126,14 @@ def evals(
         print_json({"against": against, "evaluated": described})
 
 
-# --- who is evaluated ---------------------------------------------------------------------------------------------
+# --- what is evaluated --------------------------------------------------------------------------------------------
 
 
 def _versions(versions: str | None, version: int | None) -> str:
     if version is None:
         return versions or "last"
     if versions is not None:
-        raise ConfigError(f"--versions {versions} and --version {version} say it twice; give one of them")
+        raise ConfigError(f"--versions {versions} and --version {version} exclude each other; give one of them")
     return str(version)
 
 
@@ -146,10 +152,10 @@ def _evaluate(
 
     is_url = "://" in target
     if is_url and model is None:
-        raise ConfigError(f"{target} is an endpoint: --model NAME says which of its models to ask")
+        raise ConfigError(f"{target} is an endpoint: name one of its models by --model NAME")
     if not is_url and _holds(target, "config.yaml"):
         if out is not None:
-            raise ConfigError(f"--out {out} is for models and endpoints; what is played with a run is kept in {target}")
+            raise ConfigError(f"--out {out} is for models and endpoints; evaluations of a run are written to {target}")
         base = None if model is None else Path(model)
         return evaluate_run(Path(target), versions, request, name=name, base=base, say=say)
     if not is_url and not _holds(target, "config.json"):
@@ -170,16 +176,16 @@ def _holds(folder: str, file: str) -> bool:
 
 
 def _name(model: str, request: "EvalRequest") -> str:
-    """Name of the folder of a model's evaluation: the model and the tasks."""
+    """Default name of the folder for a model's evaluation, from model and tasks."""
     words = [Path(model).resolve().name if Path(model).is_dir() else model, request.task.stem if request.task else ""]
     return re.sub("[^A-Za-z0-9._-]+", "-", "-".join(words)).strip("-._")
 
 
-# --- what came of it ----------------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------------
 
 
 def _baseline(against: str | None) -> "Callable[[Evaluated, Evaluated], Difference | None]":
-    """What is compared with what, of a row and the first one of its evaluation: these two, or row and `against`."""
+    """A function that compares a row with `against`, or without it, with the first row of the same evaluation."""
     from hpc_es.analysis.statistics.compare import parse_side
     from hpc_es.analysis.statistics.evaluations import counterpart, difference, evaluations
     from hpc_es.store import read
@@ -202,7 +208,7 @@ def _baseline(against: str | None) -> "Callable[[Evaluated, Evaluated], Differen
 
 
 def _described(done: "Evaluation", pairs: "Sequence[Pair]") -> dict[str, Any]:
-    """For JSON. The numbers of a single version stand at the top, too."""
+    """The result as JSON. The numbers of a single version are also at the top level."""
     first, _ = pairs[0]
     single = {"version": first.version, "fitness": first.reward, "success": first.success}
     return {
@@ -231,7 +237,7 @@ def _facts(each: "Evaluated", difference: "Difference | None") -> dict[str, Any]
 
 
 def _print_evaluation(out: "Console", pairs: "Sequence[Pair]", baseline: str | None = None) -> None:
-    """A row for each version, and the difference of each from `baseline`, or from the first of them."""
+    """Print a row per version, with its difference from `baseline` or, by default, from the first version."""
     from hpc_es.cli.output import tables
 
     first, _ = pairs[0]
@@ -244,7 +250,7 @@ def _print_evaluation(out: "Console", pairs: "Sequence[Pair]", baseline: str | N
     for ceiling in dict.fromkeys(str(each.ceiling) for each, _ in pairs if each.ceiling):
         out.print(f"ceiling: {ceiling}")
     if first.other_protocol:
-        out.print("other tasks or decoding than the run's own: not in its learning curves")
+        out.print("tasks or decoding differ from the run's own, so learning curves do not include this evaluation")
 
 
 def _measures(found: "Sequence[Evaluated]") -> "Columns":

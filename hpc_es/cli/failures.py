@@ -20,14 +20,13 @@ from hpc_es.errors import ConfigError, HpcEsError, ModelError
 from hpc_es.quoting import MAX_MESSAGE, MAX_RECORD, quote, quote_error
 
 SHOW_TRACEBACK = "HPC_ES_TRACEBACK"
-"""Environment variable: if it is set, and not to 0, every failure shows its traceback."""
+"""Environment variable; if it is set to anything but 0, every failure shows its traceback."""
 
 _MISTAKES = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.EACCES, errno.EPERM, errno.EROFS),
 }
-"""Errors of the operating system that another path would avoid. Others, such as a full disk, are not mistakes in the
-command."""
+"""Errors of the operating system that are mistakes in a path. Others, such as a full disk, are no fault of the user."""
 
 
 def end_with_message(error: BaseException, *, is_role: bool) -> NoReturn:
@@ -38,7 +37,7 @@ def end_with_message(error: BaseException, *, is_role: bool) -> NoReturn:
     """
     if type(error).__module__.partition(".")[0] in ("typer", "click"):
         raise error
-    process_guard().end_if_damaged()  # then this error is only what followed
+    process_guard().end_if_damaged()  # an environment damaged this process; `error` is only a consequence
     if isinstance(error, KeyboardInterrupt):
         _end("stopped by Ctrl-C", EXIT_STOPPED)
     if isinstance(error, HpcEsError):
@@ -61,7 +60,7 @@ def _end(message: str, code: int) -> NoReturn:
 
 
 def _foreseen(error: BaseException) -> tuple[str, int] | None:
-    """(message, exit code) of an error that any command can meet on a machine or a command line; None: a bug."""
+    """(message, exit code) of an error that can occur in any command without a bug; None for a bug."""
     if isinstance(error, MemoryError):
         return f"out of memory{f': {error}' if str(error) else ''}; use more memory, or do less at once", EXIT_FAILED
     if isinstance(error, UnicodeError):
@@ -86,7 +85,7 @@ def _bug(error: BaseException, kept: str) -> str:
 
 
 def _keep_traceback() -> str:
-    """Write the traceback to a file; return how to find it."""
+    """Write the traceback to a file; returns its path, or why there is none."""
     try:
         file, path = tempfile.mkstemp(prefix="hpc-es-traceback-", suffix=".txt")
         with open(file, "w", encoding="utf-8", errors="backslashreplace") as kept:

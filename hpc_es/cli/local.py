@@ -1,4 +1,4 @@
-"""The command `run`: head and workers as processes of this machine."""
+"""The command `run`: start head and workers as processes on this machine."""
 
 import typer
 

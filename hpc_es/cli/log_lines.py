@@ -1,7 +1,7 @@
 """Log lines of head and workers, bounded in length and number.
 
-Many lines quote text from outside, and a peer can cause some of them. So a record, including its traceback, has a
-maximum length and no control characters, and each place in the code has a maximum number of lines per minute.
+Many lines quote text from outside, and other processes can cause some of them. So a record, including its traceback,
+has a maximum length and no control characters, and each line of code may log a limited number of records per minute.
 """
 
 import logging
@@ -12,18 +12,18 @@ from hpc_es.allowance import Allowance
 from hpc_es.quoting import MAX_RECORD, quote
 
 LINES_AT_ONCE, LINES_PER_MINUTE = 200, 60
-"""Limits for one place in the code."""
+"""Limits for one line of code."""
 
 
 def log_to(stream: TextIO) -> None:
-    """Send all logging of this process to `stream`, and nowhere else."""
+    """Write all log records of this process to `stream`, and nowhere else."""
     handler = BoundedHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
 
 class BoundedHandler(logging.StreamHandler[TextIO]):
-    """A handler that limits length and number of lines; the next line says how many were left out."""
+    """A handler that limits length and number of records; the next record says how many were left out."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)

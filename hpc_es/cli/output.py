@@ -1,7 +1,7 @@
-"""What the command line shows: one console, one JSON object, and the progress of a run.
+"""Output of the commands: the console, tables, JSON, and the progress of a run.
 
-Invariant: on a terminal the display is redrawn in place; anywhere else (a log file, a pipe) it is plain lines, one per
-event and one per new version, each with its time.
+Invariant: on a terminal, progress is redrawn in place. Elsewhere (a log file, a pipe) it is plain lines with a time,
+one per event and one per new version.
 """
 
 import contextlib
@@ -36,13 +36,14 @@ if TYPE_CHECKING:  # it brings numba
 NUM_EVENTS_SHOWN = 4
 NUM_ABSENT_SHOWN = 4
 ABSENT_EVERY_S = 15.0
-"""How often a log says that a worker is still not there."""
+"""How often progress in a log repeats that a worker is not connected."""
 MAX_DETAIL = 500
 WIDTH_IN_FILES = 160
-"""Nothing tells how wide a pipe or a file is: wide enough for every cell of every table."""
+"""Width of the output in pipes and files, which have no width of their own: enough for every cell of every table."""
 NUM_ROWS_SHOWN = 24
-"""Rows of a table that are shown; of a longer one its two ends, unless the whole table is asked for."""
+"""Longest table that is shown in full without --all."""
 NUM_ROWS_AT_ENDS = 4
+"""Number of first and of last rows that are shown of a longer table."""
 
 _STDOUT, _STDERR = 1, 2
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7e]")
@@ -53,18 +54,18 @@ Column = tuple[str, Sequence[str]]
 
 
 class _Screen(Console):
-    """A console that shows text as it is: no markup, no emoji codes, and no orders to the terminal but rich's own."""
+    """A console that prints text unchanged: no markup, no emoji codes, no control sequences except those of rich."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(harmless(text), **options)  # before rich drops the controls that it knows
+        return super().render_str(harmless(text), **options)  # escape first: rich would drop some control characters
 
 
 def console(*, stderr: bool = False) -> Console:
-    """What every command prints tables and lines through."""
+    """Make the console on which a command prints its tables and lines."""
     out = _Screen(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = WIDTH_IN_FILES
@@ -74,8 +75,10 @@ def console(*, stderr: bool = False) -> Console:
 def tables(
     columns: Sequence[Column], room: int, *, num_keys: int = 1, justify: Literal["left", "right"] = "left"
 ) -> Iterator[Table]:
-    """One table or, where it is wider than `room`, several that all begin with the first `num_keys` columns: no number
-    is cut to fit. `justify`: of the other columns."""
+    """Yield one table, or several narrower ones if it is wider than `room`, so that no number is cut.
+
+    Each begins with the first `num_keys` columns. `justify` applies to the other columns.
+    """
     widths = [max(map(len, (title, *cells))) + 2 for title, cells in columns]
     keys, shown = list(range(num_keys)), list[int]()
     for place in range(num_keys, len(columns)):
@@ -98,7 +101,7 @@ def _table(
 
 
 def excerpt(rows: Sequence[Row], notable: Callable[[Row], bool], *, whole: bool) -> list[Row | None]:
-    """The rows to show of a long table: its ends and the notable ones; None stands for what is left out in between."""
+    """The rows to show of a table. Of a long one, these are its ends and the notable rows, with None for each gap."""
     if whole or len(rows) <= NUM_ROWS_SHOWN:
         return list(rows)
     shown: list[Row | None] = []
@@ -112,8 +115,7 @@ def excerpt(rows: Sequence[Row], notable: Callable[[Row], bool], *, whole: bool)
 
 @contextlib.contextmanager
 def stdout_for(json_wanted: bool) -> Iterator[None]:
-    """Where one JSON object is to stand on stdout: what environments, engines and their processes print meanwhile goes
-    to stderr."""
+    """With --json, redirect to stderr what environments, engines and their processes print to stdout meanwhile."""
     if not json_wanted or sys.stdout is None:  # None: the program was started with a closed stdout
         yield
         return
@@ -129,13 +131,13 @@ def stdout_for(json_wanted: bool) -> Iterator[None]:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout: structs, paths, NaN (as null) and all. In ASCII, which every locale can show."""
+    """Print one JSON object to stdout, also of structs and paths, with NaN as null. In ASCII, for every locale."""
     text = msgspec.json.encode(value, enc_hook=str).decode()
     print(_BEYOND_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text), flush=True)
 
 
 def duration(seconds: float | None) -> str:
-    """h:mm:ss, or ? when it is not known."""
+    """Format a duration as h:mm:ss; ? if it is unknown."""
     if seconds is None:
         return "?"
     minutes, rest = divmod(round(seconds), 60)
@@ -143,7 +145,7 @@ def duration(seconds: float | None) -> str:
 
 
 def status_line(status: Status) -> str:
-    """All that matters, in one line."""
+    """Format a status as one line."""
     parts = [f"version {status.version} of {status.num_updates}", status.state]
     if status.fitness is not None:
         parts.append(f"fitness {status.fitness:.4f}")
@@ -160,7 +162,7 @@ def status_line(status: Status) -> str:
 
 
 def status_table(status: Status) -> RenderableType:
-    """The same for a person: a bar, the cohort, the workers, the last events."""
+    """Format a status for a terminal: progress bar, cohort, workers, latest events."""
     done = Table.grid(padding=(0, 2))
     share = status.version + min(status.cohort_done / max(status.cohort_size, 1), 1.0)
     done.add_row(
@@ -182,7 +184,7 @@ def status_table(status: Status) -> RenderableType:
 
 
 def absent_lines(status: Status) -> list[str]:
-    """One for each worker that is not connected, and why."""
+    """One line for each worker that is not connected, with the reason."""
     lines = [
         f"worker {each.seat} {each.state} {duration(each.seconds)}{' ago' if each.state in ('failed', 'died') else ''}"
         + (f": {each.detail[:MAX_DETAIL]}" if each.detail else "")
@@ -205,13 +207,13 @@ def jobs_table(jobs: "Sequence[tuple[Role, JobStatus]]") -> Table:
 
 
 def jobs_line(jobs: "Sequence[JobStatus]") -> str:
-    """How many jobs are in which state, and why: 1 RUNNING, 2 PENDING (Resources: waits for free nodes)."""
+    """Number of jobs in each state, with the reason: 1 RUNNING, 2 PENDING (Resources: waits for free nodes)."""
     counts = Counter(f"{job.state} ({job.explanation})" if job.explanation else job.state for job in jobs)
     return "jobs: " + ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
 def versions_table(versions: "Sequence[VersionLine]", *, whole: bool = True) -> Table:
-    """What `verify` found, one row per version; of a long run the ends and what is wrong, unless `whole`."""
+    """Table of the versions that `verify` checked; without `whole`, a long one shows its ends and wrong versions."""
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for title in ("version", "digest", "recorded", "members", "fitness", "norm"):
         table.add_column(title, no_wrap=True)
@@ -227,7 +229,7 @@ def versions_table(versions: "Sequence[VersionLine]", *, whole: bool = True) -> 
 
 
 class Progress:
-    """Shows what the launcher tells. `live` is None where there is no terminal."""
+    """Shows the launcher's events and the status of its run. `live` is None without a terminal."""
 
     def __init__(self, out: Console, live: Live | None) -> None:
         self._out, self._live = out, live
@@ -237,7 +239,7 @@ class Progress:
         if self._live:
             self._live.update(status_table(status))
             return
-        # A new line when something a reader of a log would miss has changed.
+        # Print a new line only after a change that matters to a reader of a log
         absent = tuple((each.seat, each.state, each.seconds // ABSENT_EVERY_S) for each in status.absent)
         key = (status.version, status.state, len(status.workers), status.eval_version, absent)
         if key != self._shown:
@@ -261,7 +263,7 @@ def progress(out: Console) -> Iterator[Progress]:
 
 
 def report(paths: RunPaths, out: Console) -> "Summary":
-    """Print what a finished run has to show, draw its learning curve, and say what to try next."""
+    """Print the summary of a finished run, draw its learning curve, and suggest commands to try next."""
     from hpc_es.analysis.figures.plots import plot_learning_curve, save_png
     from hpc_es.analysis.statistics.summary import render, summary
     from hpc_es.store import read

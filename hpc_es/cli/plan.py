@@ -1,4 +1,4 @@
-"""The command `plan`: memory, bytes on the wire, seconds, GPU-hours and FLOPs of a run, before it is made."""
+"""The command `plan`: predict memory, network traffic, seconds, GPU-hours and FLOPs of a run before it starts."""
 
 import dataclasses
 import shlex
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
     from hpc_es.planner import Assumptions, Plan, Published, Tokens
 
 Line = tuple[str, str, str]
-"""What, how much, and why."""
+"""Name, figure, and explanation."""
 Section = tuple[str, list[Line], dict[str, str]]
-"""Title, lines, and what a line's figure rests on, by its name, where it is no prediction."""
+"""Title, lines, and the basis of figures that are not predictions, by name of the line."""
 
 MAX_WORKERS = 100_000
 MAX_NUMBER = 1e15
 GIB = 2**30
 NAME_WIDTH, NUMBER_WIDTH, BASIS_WIDTH = 28, 10, 10
-"""So that the tables stand in line."""
+"""Fixed widths of columns, which align the tables with each other."""
 SHOWN_FROM = 0.0005
-"""Smallest share that is shown, given the rounding."""
+"""Smallest share that is shown; smaller ones would be rounded to 0.0 %."""
 RATIOS = ("an update, over GRPO's", "all updates, over GRPO's")
 LEGEND = (
-    "prediction: follows from the configuration and the assumptions; fit: chosen so that it meets a published number. "
-    "How far predictions are from published runs: docs/planner.md"
+    "prediction: computed from the configuration and the assumptions; fit: chosen to reproduce a published number. "
+    "docs/planner.md compares predictions with published runs"
 )
-SITE = typer.Option("--site", metavar="FILE", help="What differs between clusters.")
+SITE = typer.Option("--site", metavar="FILE", help="A YAML file with the settings of your cluster.")
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -45,33 +45,38 @@ def plan(
     config: ConfigFile,
     overrides: Overrides = None,
     gpu: Annotated[
-        str, typer.Option(help="h100, a100-80, ...; or a YAML file with its numbers (docs/gpus.md).")
+        str, typer.Option(help="Type of GPU: h100, a100-80, ..., or a YAML file with its numbers (docs/gpus.md).")
     ] = "h100",
-    workers: Annotated[int | None, typer.Option(help="Default: slurm.workers.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of workers. Default: slurm.workers.")] = None,
     tokens_per_episode: Annotated[
-        float | None, typer.Option(help="L: prompts and answers of all turns, as computed (without cached prefixes).")
+        float | None,
+        typer.Option(help="Tokens per episode (L) in prompts and answers of all turns, without cached prefixes."),
     ] = None,
-    tokens_in: Annotated[float | None, typer.Option(help="Of it in prompts.")] = None,
-    tokens_out: Annotated[float | None, typer.Option(help="Of it in answers.")] = None,
-    turns: Annotated[float | None, typer.Option(help="Per episode; default: what the task allows.")] = None,
-    like: Annotated[Path | None, typer.Option(metavar="RUN", help="Episodes are as long as in this run.")] = None,
+    tokens_in: Annotated[float | None, typer.Option(help="Prompt tokens per episode.")] = None,
+    tokens_out: Annotated[float | None, typer.Option(help="Answer tokens per episode.")] = None,
+    turns: Annotated[float | None, typer.Option(help="Turns per episode. Default: as many as the task allows.")] = None,
+    like: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Use the lengths of episodes that this run measured.")
+    ] = None,
     parameters: Annotated[
-        float | None, typer.Option(help="P, e.g. 4.5e9; default: those of the model in model.path.")
+        float | None, typer.Option(help="Number of parameters (P), e.g. 4.5e9. Default: of the model in model.path.")
     ] = None,
     active_parameters: Annotated[
-        float | None, typer.Option(help="P that a token passes through (mixture of experts, vision); default: all.")
+        float | None,
+        typer.Option(help="Parameters used per token, for mixtures of experts and vision models. Default: all."),
     ] = None,
     model_config: Annotated[
-        Path | None, typer.Option(help="A config.json, where model.path is elsewhere: for the KV cache.")
+        Path | None, typer.Option(help="A model's config.json, to size the KV cache if model.path is not available.")
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another assumption, e.g. prefill_share=0.3.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change an assumption, e.g. prefill_share=0.3."),
     ] = None,
     site: Annotated[Path | None, SITE] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the evaluations' durations.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the evaluations' durations.")] = 0,
     json: Json = False,
 ) -> None:
-    """Predict memory, bytes on the wire, seconds per phase, GPU-hours and FLOPs, from stated assumptions."""
+    """Predict memory, network traffic, seconds per phase, GPU-hours and FLOPs of a run, from stated assumptions."""
     from hpc_es.cli.output import console, print_json
     from hpc_es.planner import assume, make_plan, shape_of
 
@@ -109,7 +114,7 @@ def plan(
         out.print(f"caution: {caution}", style="yellow")
     command = ["hpc-es", "simulate", str(config), *(overrides or ()), "--workers", str(num_workers)]
     command += ["--durations", made.durations]
-    out.print(f"the same wall-clock, other modes: {shlex.join(command)}", style="dim")
+    out.print(f"to compare schedules at these durations: {shlex.join(command)}", style="dim")
 
 
 def _tokens(
@@ -122,19 +127,19 @@ def _tokens(
         return given(settings, answer_share=assumed.answer_share, **lengths)
     if any(value is not None for value in lengths.values()):
         raise ConfigError(
-            "--like RUN says how long an episode is: leave out --tokens-per-episode, -in, -out and --turns"
+            "--like RUN sets the length of episodes: omit --tokens-per-episode, --tokens-in, --tokens-out and --turns"
         )
     return measured(read(like))
 
 
 def _stated(assumed: "Assumptions") -> dict[str, Any]:
-    """The assumptions, and what each rests on."""
+    """The assumptions, and the basis of each."""
     values = assumed.model_dump()
     return {"assumptions": values, "basis": {name: str(assumed.basis(name)) for name in values}}
 
 
 def _facts(made: "Plan") -> dict[str, Any]:
-    """All fields, and what follows from them."""
+    """All fields of the plan, and the properties computed from them."""
     memory = made.memory.gpu
     facts = dataclasses.asdict(made)
     facts["memory"]["gpu"] |= {"fixed": memory.fixed, "total": memory.total, "fits": memory.fits}
@@ -194,11 +199,11 @@ def _gpu_lines(settings: "Config", made: "Plan") -> list[Line]:
             ("staging", _gib(gpu.staging), "left free beside theta" if gpu.theta else "members are written through it"),
             ("reserve", _gib(gpu.reserve), "context, activations, graphs"),
         ]
-    held = "--model-config FILE would say for how many tokens"
+    held = "give --model-config FILE to see for how many tokens"
     if gpu.sequences is not None:
         length = settings.engine.max_model_len
         held = f"{gpu.sequences:,.1f} sequences of {length:,} tokens; {gpu.sequences_wanted} are wanted"
-    verdict = "fits" if gpu.is_ample else "fits, though episodes may wait for room" if gpu.fits else "DOES NOT FIT"
+    verdict = "fits" if gpu.is_ample else "fits, but episodes may have to wait" if gpu.fits else "DOES NOT FIT"
     if memory.remedies:
         verdict += f"; {'room for all' if gpu.fits else 'it would'} with {' or '.join(memory.remedies)}"
     lines.append(("KV cache", _gib(gpu.kv_cache), held))
@@ -216,14 +221,14 @@ def _host_lines(settings: "Config", made: "Plan") -> list[Line]:
         (
             "journal",
             _bytes(per_update * settings.run.num_updates),
-            f"{_bytes(per_update)} per update, evaluations on held-out tasks apart",
+            f"{_bytes(per_update)} per update, without evaluations on held-out tasks",
         ),
     ]
 
 
 def _wire_lines(settings: "Config", made: "Plan", assumed: "Assumptions") -> list[Line]:
     wire, beat = made.wire, settings.transport.heartbeat
-    update = f"record {_bytes(wire.record)}, announcement {_bytes(wire.announcement)}, whatever the model's size"
+    update = f"record {_bytes(wire.record)}, announcement {_bytes(wire.announcement)}, for any size of model"
     evaluation = f"assignment {_bytes(wire.assignment)}, result and acknowledgement {_bytes(wire.result)}"
     usual = _seconds(8 * wire.weights / (1e9 * assumed.network_gbit_per_s))
     return [
@@ -252,11 +257,11 @@ def _phase_lines(settings: "Config", made: "Plan") -> list[Line]:
     speed = es.tasks_per_member * made.tokens.answer / takes.answers if takes.answers else 0.0
     return [
         ("catch-up", _seconds(takes.catch_up), f"once per update and worker; {at_worker}"),
-        ("perturb", _seconds(takes.perturb), "per evaluation, as all down to their sum"),
+        ("perturb", _seconds(takes.perturb), "per evaluation, like all lines down to their sum"),
         ("prompts", _seconds(takes.prompts), f"{es.tasks_per_member * made.tokens.prompt:,.0f} tokens"),
         ("answers", _seconds(takes.answers), f"{takes.concurrent:,.3g} episodes side by side, {speed:,.0f} tokens/s"),
         ("turns", _seconds(takes.turns), "environment, tokeniser, requests"),
-        ("besides", _seconds(takes.member), "calls to the engine"),
+        ("overhead", _seconds(takes.member), "calls to the engine"),
         ("an evaluation", _seconds(takes.evaluation), f"mean; {es.population:,} make an update"),
         ("head's update", _seconds(takes.head_update), f"workers continue meanwhile; {at_head}"),
         ("checkpoint", _seconds(takes.checkpoint), f"every {plural(settings.checkpoint.every, 'update')}"),
@@ -272,7 +277,7 @@ def _place(place: str, role: str, cores: int) -> str:
 def _run_lines(made: "Plan") -> list[Line]:
     run = made.simulated
     idle = {
-        "nothing to hand out": run.waiting_share,
+        "nothing to dispatch": run.waiting_share,
         "the head's arena (slurm.head.cpus, head.device)": run.arena_share,
         "the end": run.end_share,
     }
@@ -301,7 +306,7 @@ def _compute_lines(made: "Plan") -> list[Line]:
 
 
 def _fitted(made: "Plan", gpu: str) -> tuple[str, ...]:
-    """Fields of the published row that assumptions were fitted to; hours are so on the hardware of the row alone."""
+    """Fields of the published row that assumptions were fitted to; hours only for the hardware of that row."""
     from hpc_es.planner.published import HARDWARE
 
     fields = made.published.fitted if made.published else ()
@@ -309,7 +314,7 @@ def _fitted(made: "Plan", gpu: str) -> tuple[str, ...]:
 
 
 def _bases(fitted: tuple[str, ...], **lines: Sequence[str]) -> dict[str, str]:
-    """What lines rest on that are no predictions. `lines`: field of a published row -> lines that speak of it."""
+    """Basis of the lines that are not predictions. `lines`: field of a published row -> names of its lines."""
     return {line: "fit" for field, names in lines.items() if field in fitted for line in names}
 
 
@@ -329,9 +334,9 @@ def _gradient_lines(made: "Plan", assumed: "Assumptions") -> list[Line]:
         lines.append(("GRPO, GPU-hours", f"{flops.grpo_gpu_hours:,.4g}", hours))
     return [
         *lines,
-        ("PPO, in all", f"{flops.ppo_in_all:.3g}", f"{_exa(flops.ppo_in_all)}; the same, and a critic as large"),
+        ("PPO, in all", f"{flops.ppo_in_all:.3g}", f"{_exa(flops.ppo_in_all)}; as GRPO, plus a critic of equal size"),
         ("GRPO, memory", _gib(memory.grpo), parts),
-        ("PPO, memory", _gib(memory.ppo), "and a critic as large"),
+        ("PPO, memory", _gib(memory.ppo), "as GRPO, plus a critic of equal size"),
     ]
 
 

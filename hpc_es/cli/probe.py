@@ -1,6 +1,6 @@
-"""`hpc-es probe noise` and `hpc-es probe stale`: new rollouts on a recorded run that say what its fitness is worth.
+"""`hpc-es probe noise` and `hpc-es probe stale`: measure how reliable a run's fitness is, by new rollouts.
 
-Invariant: rollouts are dear, so all scores are kept beside what was made of them, as JSON in RUN/report.
+Invariant: rollouts are expensive, so all scores are kept in RUN/report, as JSON, together with the results.
 """
 
 from pathlib import Path
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from hpc_es.analysis.statistics.probes import Agreement, Estimate, NoiseFloor
     from hpc_es.recorded.probes import NoiseScores
 
-Version = Annotated[int | None, typer.Option(help="Default: the last.")]
-Members = Annotated[int | None, typer.Option(help="How many to score. Default: 8, or all of a smaller population.")]
+Version = Annotated[int | None, typer.Option(help="Version to probe. Default: the last.")]
+Members = Annotated[
+    int | None, typer.Option(help="Number of members to score. Default: 8, or all of a smaller population.")
+]
 
 
 def add_commands(app: typer.Typer) -> None:
-    probe = typer.Typer(
-        help="What the fitness of a run is worth, by new rollouts.", no_args_is_help=True, rich_markup_mode=None
-    )
+    probe = typer.Typer(help="Measure how reliable a run's fitness is.", no_args_is_help=True, rich_markup_mode=None)
     probe.command()(noise)
     probe.command()(stale)
     app.add_typer(probe, name="probe")
@@ -36,11 +36,14 @@ def noise(
     version: Version = None,
     members: Members = None,
     repeats: Annotated[
-        int, typer.Option(help="Scores per member, on one batch and on fresh ones; greedy, nearly all on fresh ones.")
+        int,
+        typer.Option(
+            help="Scores per member, on its own batch and on new batches; with greedy decoding nearly all on new ones."
+        ),
     ] = 4,
     json: Json = False,
 ) -> None:
-    """How much of z is noise, and whether more tasks or more members would pay."""
+    """Measure how much of z is noise, and whether more tasks or more members would improve the update most."""
     from hpc_es.analysis.statistics.probes import noise_floor, repeatability, verdict
     from hpc_es.cli.output import console, stdout_for
     from hpc_es.recorded.probes import noise_scores
@@ -80,8 +83,8 @@ def noise(
         out.print(_said_of_greedy(scores))
     if not again.identical:
         out.print(
-            f"one member on the same {plural(scores.num_tasks, 'task')} again: its fitness has a standard deviation of "
-            f"{again.sd_repeats:.3g}, beside {again.sd_members:.3g} over members",
+            f"standard deviation of the fitness: {again.sd_repeats:.3g} for a member that plays the same "
+            f"{plural(scores.num_tasks, 'task')} again, {again.sd_members:.3g} over members",
         )
     out.print(f"theta_{scores.version}: {verdict(floor)}", style="bold")
     out.print(f"scores: {kept}")
@@ -90,11 +93,13 @@ def noise(
 def stale(
     run: RunFolder,
     version: Version = None,
-    lags: Annotated[str | None, typer.Option(help="E.g. 1,4,8; default: those of 1, 4, 8 that the run has.")] = None,
+    lags: Annotated[
+        str | None, typer.Option(help="Lags to probe, e.g. 1,4,8. Default: those of 1, 4 and 8 that the run has.")
+    ] = None,
     members: Members = None,
     json: Json = False,
 ) -> None:
-    """Whether the order of stale members still holds at a version: rank correlation by lag."""
+    """Measure whether the ranking of stale members still holds at a version: rank correlation by lag."""
     from hpc_es.analysis.statistics.probes import agreement
     from hpc_es.cli.output import console, stdout_for
     from hpc_es.recorded.probes import stale_scores
@@ -139,7 +144,7 @@ def _numbers(text: str | None) -> list[int] | None:
 
 
 def _keep(run: Path, name: str, facts: dict[str, Any], show: bool) -> Path:
-    """Write a probe's scores and what was made of them; on stdout too, if asked for."""
+    """Write the scores and results of a probe to RUN/report; with `show`, also to stdout."""
     import msgspec
 
     from hpc_es.cli.output import print_json
@@ -156,22 +161,22 @@ def _keep(run: Path, name: str, facts: dict[str, Any], show: bool) -> Path:
 def _said_of_greedy(scores: "NoiseScores") -> str:
     if scores.repeats_are_identical:
         return (
-            "greedy: repeats on the same tasks are identical, so each member played its own batch twice and "
-            f"{plural(len(scores.fresh[0]) - 1, 'fresh one')}"
+            "greedy decoding: repeats on the same tasks are identical, so each member played its own batch twice, and "
+            f"{plural(len(scores.fresh[0]) - 1, 'new one')}"
         )
     return (
-        "greedy, yet repeats on the same tasks differ: answers depend on what else is in a batch "
-        "(engine.max_concurrent=1 with float32 makes them independent of it)"
+        "greedy decoding, but repeats on the same tasks differ: answers depend on other requests in the engine's batch "
+        "(engine.max_concurrent=1 with float32 avoids this)"
     )
 
 
 def _noise_table(floor: "NoiseFloor") -> "Table":
     table = _table("variance of a score", "value", "95 % interval", "")
     rows: list[tuple[str, Estimate, str]] = [
-        ("members (signal)", floor.signal, "what the update is after"),
-        ("member x batch", floor.task_noise, "other tasks, other order"),
-        ("sampling", floor.sampling_noise, "the same tasks drawn again"),
-        ("batch", floor.batch, "harder for all: cancels in z"),
+        ("members (signal)", floor.signal, "what the update should follow"),
+        ("member x batch", floor.task_noise, "other tasks rank members differently"),
+        ("sampling", floor.sampling_noise, "the same tasks, sampled again"),
+        ("batch", floor.batch, "difficulty of the batch: cancels in z"),
         ("reliability of z", floor.reliability, "share of the variance of z"),
     ]
     for title, estimate, meaning in rows:
@@ -181,12 +186,12 @@ def _noise_table(floor: "NoiseFloor") -> "Table":
 
 
 def _variance(number: float) -> str:
-    """What rounding leaves of equal scores is no variance."""
+    """Format a variance; tiny values are rounding errors of equal scores and shown as 0."""
     return "0" if abs(number) < 1e-12 else f"{number:.3g}"
 
 
 def _trade_table(floor: "NoiseFloor") -> "Table":
-    """Gains are squared signal-to-noise ratios of the update, against N and T of the run."""
+    """Table of alternatives to the run's N and T. A gain is a ratio of squared signal-to-noise ratios of the update."""
     table = _table("tasks T", "reliability", "cosine", "N, same episodes", "gain", "N, same seconds", "gain")
     for trade in floor.trades:
         seconds, gain = trade.members_at_equal_seconds, trade.gain_at_equal_seconds
@@ -204,7 +209,7 @@ def _trade_table(floor: "NoiseFloor") -> "Table":
 
 
 def _stale_table(found: "list[Agreement]", version: int, *, trivial: bool) -> "Table":
-    """`trivial`: repeats are identical by construction, so lag 0 is no ceiling."""
+    """Table of correlations by lag. `trivial`: repeats are always identical, so lag 0 is not an upper bound."""
     table = _table("lag", "rank correlation", *([] if trivial else ["of lag 0"]), "cosine of z", "then", "now")
     for row in found:
         table.add_row(
@@ -216,10 +221,10 @@ def _stale_table(found: "list[Agreement]", version: int, *, trivial: bool) -> "T
             f"{row.mean_now:.4f}",
         )
     logged, scored = sum(row.num_logged for row in found), sum(row.num_members for row in found)
-    lag_0 = "greedy, so lag 0 is the same score twice and no ceiling: `probe noise` says what a score is worth"
+    lag_0 = "greedy, so lag 0 is the same score twice and no upper bound: `probe noise` measures the noise of a score"
     table.caption = (
-        f"then: fitness where it was dispatched ({logged} of {scored} from the log); now: around theta_{version}, same "
-        f"tasks, {lag_0 if trivial else 'other sampling seeds; lag 0, twice there, is the ceiling'}"
+        f"then: fitness at the version of dispatch ({logged} of {scored} from the log); now: at theta_{version}, same "
+        f"tasks, {lag_0 if trivial else 'other sampling seeds; lag 0, scored twice there, is the upper bound'}"
     )
     return table
 

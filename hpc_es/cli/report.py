@@ -1,4 +1,4 @@
-"""`hpc-es report`: a page, figures and tables of one run or of several side by side."""
+"""`hpc-es report`: write a page with figures and tables about one run, or about several side by side."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 RunArguments = Annotated[
     list[str],
-    typer.Argument(metavar="[NAME=]RUN...", help="Run folders or run.h5 files; runs of one NAME are one condition."),
+    typer.Argument(
+        metavar="[NAME=]RUN...", help="Run folders or run.h5 files; runs with the same NAME form one condition."
+    ),
 ]
 
 
@@ -26,15 +28,24 @@ def add_commands(app: typer.Typer) -> None:
 
 def report(
     runs: RunArguments,
-    out: Annotated[Path | None, typer.Option(help="Default: RUN/report for one run, else report.")] = None,
-    measure: Annotated[
-        str | None, typer.Option(metavar="success|fitness", help="Default: success, if any task was ever solved.")
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write. Default: RUN/report for one run, report for several.")
     ] = None,
-    base: Annotated[str | None, typer.Option(help="Condition to compare with; default: Sync, else the first.")] = None,
-    model: Annotated[Path | None, typer.Option(help="The base model, where it has moved.")] = None,
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="success|fitness",
+            help="Measure to compare runs by. Default: success if any task was ever solved, otherwise fitness.",
+        ),
+    ] = None,
+    base: Annotated[
+        str | None, typer.Option(help="Condition to compare with. Default: Sync, or the first if there is no Sync.")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="Path of the base model, if it has moved.")] = None,
     json: Json = False,
 ) -> None:
-    """Learning, staleness, time and drift of one run or of several: report.html, figures/*.png, tables/*.csv."""
+    """Write a report on learning, staleness, time and drift of one or more runs: report.html, figures/*.png,
+    tables/*.csv."""
     from hpc_es.analysis.report.build import write_report
     from hpc_es.cli.output import console, print_json
 
@@ -62,8 +73,11 @@ def _measure(name: str) -> "Measure":
 
 
 def read_runs(arguments: list[str]) -> "Runs":
-    """Runs by condition; those without a name get that of their settings, and their own beside it where another
-    condition has been given that one. Errors: ConfigError, StoreError."""
+    """Read runs and group them by condition.
+
+    A run without a NAME is named after its settings. If a NAME on the command line equals that but is for other
+    settings, the run's id is added. Errors: ConfigError, StoreError.
+    """
     from hpc_es.analysis.statistics.runs import compared_settings, conditions_of
     from hpc_es.store import read
 
@@ -84,7 +98,7 @@ def read_runs(arguments: list[str]) -> "Runs":
 
 
 def _split(argument: str) -> tuple[str | None, Path]:
-    """NAME=RUN, unless there is a file of that very name."""
+    """Split NAME=RUN, unless the whole argument is the name of an existing file."""
     name, equals, path = argument.partition("=")
     if not equals or Path(argument).exists():
         return None, Path(argument)
@@ -94,6 +108,6 @@ def _split(argument: str) -> tuple[str | None, Path]:
 
 
 def _default_out(arguments: list[str]) -> tuple[Path, Path | None]:
-    """(the folder to write, the run folder that it is in)."""
+    """Return the default folder to write, and the run folder that it is in, if any."""
     _, path = _split(arguments[0])
     return (path / "report", path) if len(arguments) == 1 and path.is_dir() else (Path("report"), None)

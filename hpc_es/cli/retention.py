@@ -1,6 +1,6 @@
-"""`hpc-es retention`: what a model still knows after training, against the base that it comes from.
+"""`hpc-es retention`: measure what a model still knows after training, compared with its base model.
 
-Invariant: a change is only stated between scores of the same examples, asked in the same way, paired one by one.
+Invariant: a change is only computed between scores of the same examples, prompted in the same way, paired by example.
 """
 
 import json as jsonlib
@@ -38,7 +38,7 @@ class Dtype(StrEnum):
 
 
 class Line(NamedTuple):
-    """One score beside that of the base."""
+    """One score, and its change from the base model."""
 
     record: "Record"
     path: Path
@@ -77,31 +77,48 @@ def add_commands(app: typer.Typer) -> None:
 
 def retention(
     source: Annotated[Path, typer.Argument(metavar="RUN|MODEL", help="A run folder, or a Hugging Face folder.")],
-    versions: Annotated[str, typer.Option(help="Of a run: all, or e.g. 0:100:10,last; the base is added.")] = "last",
-    tasks: Annotated[str, typer.Option(help="Some of these, with commas between them.")] = TASKS,
-    limit: Annotated[int | None, typer.Option(min=1, help="Number of examples per task; default: all.")] = None,
+    versions: Annotated[
+        str, typer.Option(help="Versions of a run: all, or e.g. 0:100:10,last. The base model is always included.")
+    ] = "last",
+    tasks: Annotated[str, typer.Option(help="Tasks to measure, separated by commas.")] = TASKS,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of examples per task. Default: all.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Folder of the examples; default: retention in $HPC_ES_DATA.")
+        Path | None, typer.Option(help="Folder with the examples. Default: retention in $HPC_ES_DATA.")
     ] = None,
     base: Annotated[
         Path | None,
-        typer.Option(help="Of a model: the base to compare it with. Of a run: its base, where it has moved."),
+        typer.Option(help="For a model: the base model to compare it with. For a run: its base model, if it moved."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the records; default: RUN/evals, evals/MODEL.")] = None,
-    backend: Annotated[Backend | None, typer.Option(help="Default: the run's engine; of a model vllm, if any.")] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="What to compute in; default: as the run, or the model.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Prompts at once. Default: as the run, or 64.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of a generated answer.")] = 1024,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the records. Default: RUN/evals for a run, evals/MODEL for a model.")
+    ] = None,
+    backend: Annotated[
+        Backend | None,
+        typer.Option(help="Engine. Default: that of the run; for a model, vllm if it is installed."),
+    ] = None,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Data type for computing. Default: that of the run or the model.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Number of prompts at once. Default: as in the run; 64 for a model.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of a generated answer.")] = 1024,
     max_length: Annotated[
-        int | None, typer.Option(min=16, help="Tokens of prompt and answer. Default: what the model can, up to 4096.")
+        int | None,
+        typer.Option(
+            min=16, help="Maximum number of tokens of prompt and answer. Default: the model's maximum, up to 4096."
+        ),
     ] = None,
-    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Ask through the model's chat template.")] = True,
+    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Use the model's chat template for prompts.")] = True,
     chat_options: Annotated[
-        str | None, typer.Option(help="Its variables, e.g. '{\"enable_thinking\": false}'. Default: as the run.")
+        str | None,
+        typer.Option(
+            help="Variables of the chat template, e.g. '{\"enable_thinking\": false}'. Default: those of the run."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """MMLU-Pro and HellaSwag through lm-eval, on local files: scores, and their change from the base model."""
+    """Measure MMLU-Pro and HellaSwag by lm-eval, from local files: scores, and their change from the base model."""
     from hpc_es.cli.output import console, print_json, stdout_for, tables
     from hpc_es.recorded.retention import tasks as retention_tasks
     from hpc_es.recorded.retention.measure import RetentionRequest, measure
@@ -151,7 +168,7 @@ def _chat_options(text: str | None) -> dict[str, Any] | None:
 
 
 def _visits(source: Path, versions: str, base: Path | None, *, is_run: bool) -> "Iterator[tuple[Recorded, list[int]]]":
-    """What to measure, the base first."""
+    """Yield what to measure, the base model first."""
     from hpc_es.recorded.evaluate import chosen_versions
     from hpc_es.recorded.retention.measure import of_model, of_run
 
@@ -167,7 +184,7 @@ def _visits(source: Path, versions: str, base: Path | None, *, is_run: bool) -> 
 
 
 def _lines(found: "list[tuple[Path, Record]]", *, compare: bool) -> list[Line]:
-    """A line for each metric of each record. `compare`: the first record of a task is that of the base."""
+    """One line for each metric of each record. `compare`: the first record of a task is that of the base model."""
     from hpc_es.analysis.statistics.intervals import paired, wilson
     from hpc_es.store.retention import asked_alike
 
@@ -206,26 +223,26 @@ def _row(line: Line) -> tuple[str, ...]:
 
 
 def _remarks(lines: list[Line], folder: Path, num_available: int) -> "Iterator[str]":
-    """What has to be known to read the table."""
+    """Remarks below the table that explain how its scores were measured."""
     measured = [line.record.measured for line in lines]
     ways = [(each.settings.backend, each.settings.dtype, each.settings.max_length) for each in measured]
     chat = "through the chat template" if measured[0].settings.chat else "without a chat template"
     for backend, dtype, length in dict.fromkeys(ways):
         yield f"greedy, {chat}, {backend} in {dtype}, at most {length} tokens of prompt and answer"
     if len(set(ways)) > 1:
-        yield "no change is stated between models that were asked in different ways"
+        yield "no change is given between models that were measured with different settings"
     if any(line.change for line in lines):
-        yield "change: points of 100 from the base on the same examples, paired; p by random flips of signs"
+        yield "change: percentage points from the base on the same examples, paired; p by a sign-flip permutation test"
     if measured[0].num_examples < num_available:
         yield f"only the first {measured[0].num_examples} of {num_available} examples of each task"
     tasks = {each.task for each in measured}
     if "mmlu_pro" in tasks:
-        yield "MMLU-Pro without examples (0-shot): the dev rows of its five shots are not among the files"
+        yield "MMLU-Pro is 0-shot: the dev rows for its five shots are not in the data"
     if "hellaswag_generated" in tasks:
-        yield "HellaSwag, generated: a letter is to be named, as in the published tables; the prompt's words are ours"
+        yield "HellaSwag, generated: the model has to name a letter, as in the published tables; the prompt is our own"
     if max_tokens := max(each.settings.max_tokens for each in measured):
         yield f"generated: answers of at most {max_tokens} tokens"
-        yield "no letter: answers in which none was found count as wrong (MMLU-Pro's own script guesses there)"
+        yield "no letter: answers without a letter count as wrong (MMLU-Pro's own script guesses a letter)"
     if num_shortened := sum({line.path: line.record.num_shortened for line in lines}.values()):
-        yield f"{num_shortened} prompts lost their beginning; more --max-length keeps it, where the model allows that"
+        yield f"{num_shortened} prompts were cut at the beginning; use a larger --max-length if the model allows it"
     yield f"records: {folder}"

@@ -1,4 +1,4 @@
-"""The command `simulate`: what a run would cost with other numbers of workers and other modes, before it is made."""
+"""The command `simulate`: predict how long a run takes with given numbers of workers and schedules."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 100_000
 SECONDS_UP_TO_S = 600
-"""Longer times are given in hours."""
+"""Longer times are shown in hours."""
 
 
 class Resample(StrEnum):
@@ -38,24 +38,36 @@ def simulate(
     overrides: Overrides = None,
     durations: Annotated[
         str,
-        typer.Option(help="A run folder, a run.h5, constant:60, or lognormal:median=60,sigma=0.8 (docs/analysis.md)."),
+        typer.Option(
+            help="Durations of evaluations: a run folder, a run.h5, constant:60, or lognormal:median=60,sigma=0.8 "
+            "(docs/analysis.md)."
+        ),
     ] = "lognormal:median=60,sigma=0.8",
-    workers: Annotated[str, typer.Option(help="Numbers, e.g. 8,64,512; default: launch.workers.")] = "",
+    workers: Annotated[str, typer.Option(help="Numbers of workers, e.g. 8,64,512. Default: launch.workers.")] = "",
     modes: Annotated[
-        str, typer.Option(help="E.g. sync,natural:1,natural:1:hold,controlled:4:0.5,config (its own).")
+        str,
+        typer.Option(
+            help="Schedules, e.g. sync,natural:1,natural:1:hold,controlled:4:0.5; config: that of the configuration."
+        ),
     ] = "config",
     resample: Annotated[
         Resample,
-        typer.Option(help="A run's evaluations: in its own order, in a random one within each version, or any."),
+        typer.Option(
+            help="Order of a run's durations. none: as in the run; versions: random within each version; evaluations: "
+            "random."
+        ),
     ] = Resample.none,
     lifetime: Annotated[str, typer.Option(help="Mean time until a worker is preempted, e.g. 2h.")] = "",
-    requeue: Annotated[str, typer.Option(help="From a preemption to the next launch.")] = "60s",
-    silent: Annotated[bool, typer.Option("--silent", help="Preempted without grace time, so without a word.")] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of the durations.")] = 0,
-    table: Annotated[Path | None, typer.Option("--csv", help="Also write the table here.")] = None,
+    requeue: Annotated[str, typer.Option(help="Time from a preemption to the worker's next start.")] = "60s",
+    silent: Annotated[
+        bool, typer.Option("--silent", help="Preemptions without grace time, in which a worker cannot say goodbye.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the durations.")] = 0,
+    table: Annotated[Path | None, typer.Option("--csv", help="File to which the table is written, too.")] = None,
     json: Json = False,
 ) -> None:
-    """Predict wall-clock, busy share, lags and discards, with the real head under a virtual clock."""
+    """Predict wall-clock time, utilisation, lags and discarded results, by running the real head under a virtual
+    clock."""
     from hpc_es.analysis.statistics.csv_files import write_rows
     from hpc_es.cli.output import console, print_json
     from hpc_es.simulator.durations import parse, parse_seconds
@@ -102,7 +114,7 @@ def _counts(text: str, default: int) -> list[int]:
 
 
 def _row(result: "SimulationResult", results: Sequence["SimulationResult"]) -> dict[str, Any]:
-    """One line of the table. Speed-ups are against sync with as many workers, where that was simulated too."""
+    """One row of the table. Speed-ups are relative to sync with the same number of workers, if that was simulated."""
     row = dataclasses.asdict(result)
     row |= {
         "seconds_per_update": result.seconds_per_update,
@@ -120,14 +132,14 @@ def _row(result: "SimulationResult", results: Sequence["SimulationResult"]) -> d
 
 
 def _numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """What fits into one cell each."""
+    """The values of a row that fit into one cell."""
     return {key: value for key, value in row.items() if not isinstance(value, dict | tuple)}
 
 
 def _beside_the_run(
     path: Path, cases: "Sequence[tuple[int, Config]]", results: "Sequence[SimulationResult]"
 ) -> Iterator[str]:
-    """What the run took, where the same configuration was simulated with as many workers as it had."""
+    """The run's real time, if its configuration and number of workers are among the simulated ones."""
     from hpc_es.config import compare
     from hpc_es.config.load import from_record
     from hpc_es.store import read
@@ -152,7 +164,7 @@ def _legend(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _significant(value: float) -> str:
-    """Three digits, and all before the point."""
+    """Format with three significant digits, and with all digits before the decimal point."""
     digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
     return f"{value:,.{max(digits, 0)}f}"
 
@@ -202,12 +214,12 @@ _COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "discarded": _share("discarded_share"),
     "preempted": lambda row: f"{row['num_preemptions']:,}" if row["num_preemptions"] else "",
 }
-"""Title -> text. A column of which every text is empty is not shown."""
+"""Title of a column -> text of a row. A column is hidden if all its texts are empty."""
 _MEANINGS = {
     "time": "from the first lease to the last commit",
-    "speed-up": "against sync with as many workers",
-    "bound": "the speed-up if workers did nothing but the work that was accepted",
-    "waiting": "idle, as nothing can be handed out before others report",
-    "arena": "idle, as the head applies an update or writes a checkpoint",
+    "speed-up": "relative to sync with the same number of workers",
+    "bound": "the speed-up if workers did only work that was accepted",
+    "waiting": "idle because nothing can be dispatched before other workers report",
+    "arena": "idle because the head applies an update or writes a checkpoint",
 }
-"""Explanations of the titles that are not obvious."""
+"""Explanations of titles that are not obvious."""

@@ -1,6 +1,6 @@
 """The commands for a cluster: prepare, submit, cancel, drain, logs, sbatch-flags.
 
-Made for login nodes: no torch, no vllm.
+They run on login nodes, so they need neither torch nor vLLM.
 """
 
 import shlex
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from hpc_es.launch.slurm import Submission
     from hpc_es.paths import RunPaths
 
-SiteFile = Annotated[Path | None, typer.Option("--site", metavar="FILE", help="What differs between clusters.")]
+SiteFile = Annotated[
+    Path | None, typer.Option("--site", metavar="FILE", help="A YAML file with the settings of your cluster.")
+]
 STATUS_EVERY_S = 2.0
 
 
@@ -41,7 +43,7 @@ def add_commands(app: typer.Typer) -> None:
 
 
 def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = None) -> None:
-    """Make the run folder and start nothing, for those who call sbatch themselves."""
+    """Create the run folder without starting anything, for users who call sbatch themselves."""
     from hpc_es.launch import prepare as settle
 
     settings = load_run(config, overrides, site, num_workers=lambda settings: settings.slurm.num_at_once)
@@ -55,8 +57,10 @@ def submit(
     config: ConfigFile,
     overrides: Overrides = None,
     site: SiteFile = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when the run has ended.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the scripts; write and queue nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has ended.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the scripts without writing or queueing anything.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Queue head and workers with Slurm; in an existing run folder, resume the run."""
@@ -68,7 +72,7 @@ def submit(
         paths = prepare.run_paths(settings)
         for role, text in slurm.scripts(settings, paths).items():
             say(f"==> {paths.slurm_script(role)} <==\n{text}")
-        say("The workers are queued with --dependency=after:HEAD, so that none waits for a head with a GPU.")
+        say("Workers are queued with --dependency=after:HEAD, so that none holds a GPU while it waits for the head.")
         return
     out = console(stderr=json)
     submission = slurm.submit(settings)
@@ -98,7 +102,7 @@ def submit(
 
 
 def cancel(run: RunFolder) -> None:
-    """End all Slurm jobs of a run. It can be gone on with by `hpc-es submit RUN`."""
+    """Cancel all Slurm jobs of a run. `hpc-es submit RUN` resumes it."""
     from hpc_es.launch import slurm
 
     say(f"cancelled {', '.join(slurm.cancel(run_paths(run)))}")
@@ -106,9 +110,11 @@ def cancel(run: RunFolder) -> None:
 
 def drain(
     run: RunFolder,
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="A seat (12_3), an element's number (3), or a name.")],
+    worker: Annotated[
+        str, typer.Argument(metavar="WORKER", help="A seat (12_3), an array index (3), or the name of a worker.")
+    ],
 ) -> None:
-    """Send a worker of a live run home once it has finished what it holds. The run goes on without it."""
+    """Make a worker exit after its current evaluation. The run continues without it."""
     from hpc_es.launch.drain import drain as drain_worker
 
     say(drain_worker(run_paths(run), worker))
@@ -117,16 +123,19 @@ def drain(
 def logs(
     run: RunFolder,
     role: Annotated[
-        str, typer.Argument(metavar="[WORKER]", help="A seat (12_3), an element's number (3), or head.")
+        str, typer.Argument(metavar="[WORKER]", help="A seat (12_3), an array index (3), or head.")
     ] = "head",
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="So many from the end; 0: all.")] = 40,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, help="Number of lines to show, from the end of each file; 0: all.")
+    ] = 40,
 ) -> None:
-    """The newest log of a worker, or of the head, and what Slurm said about its job."""
+    """Show the newest log of the head or of a worker, and Slurm's output about its job."""
     _show_log(run_paths(run), role, lines)
 
 
 def sbatch_flags(role: RoleName, run: RunFolder) -> None:
-    """What the run's configuration asks of Slurm: sbatch $(hpc-es sbatch-flags head RUN) slurm/head.sbatch RUN."""
+    """Print the sbatch options of a run's configuration: sbatch $(hpc-es sbatch-flags head RUN) slurm/head.sbatch
+    RUN."""
     from hpc_es.config import load
     from hpc_es.errors import ConfigError
     from hpc_es.launch import slurm
@@ -134,7 +143,7 @@ def sbatch_flags(role: RoleName, run: RunFolder) -> None:
     paths = run_paths(run)
     flags = slurm.flags(load(paths.config).config, paths, role.value)
     if awkward := [flag for flag in flags if len(shlex.split(flag)) != 1 or shlex.split(flag)[0] != flag]:
-        raise ConfigError(f"{awkward[0]} would not survive $(...) in a shell; give it to sbatch by hand")
+        raise ConfigError(f"the shell would change {awkward[0]} in $(...); pass it to sbatch yourself")
     say(" ".join(flags))
 
 
@@ -149,7 +158,7 @@ def _show_log(paths: "RunPaths", role: str, lines: int, *, stderr: bool = False)
 
 
 def _watch(submission: "Submission", *, stderr: bool) -> str:
-    """Show the run's progress until head and workers have ended; the head's state."""
+    """Show the run's progress until head and workers have ended; returns the final state of the head's job."""
     import time
 
     from hpc_es.cli.output import console, jobs_line, progress, report
@@ -169,7 +178,7 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
                 try:
                     answer = ask(submission.paths, StatusRequest(), STATUS_EVERY_S)
                 except TransportError:
-                    answer = None  # it has not come up yet, or cannot be reached from here
+                    answer = None  # the head has not started yet, or cannot be reached from this node
                 if isinstance(answer, Status):
                     shown.status(with_absent(answer, submission.paths))
             time.sleep(STATUS_EVERY_S)

@@ -1,4 +1,4 @@
-"""Questions to finished runs, and runs that begin where they stopped: counterfactual, fork, compare."""
+"""Commands that study recorded runs: counterfactual, fork, compare."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hpc_es.analysis.statistics.compare import Comparison, Costs, Paired, Policy
     from hpc_es.recorded.counterfactual import Counterfactual
 
-Side = Annotated[str, typer.Argument(help="RUN or RUN@VERSION; several seeds with commas between them.")]
+Side = Annotated[str, typer.Argument(help="RUN or RUN@VERSION; for several seeds, separate runs by commas.")]
 
 
 class Shaping(StrEnum):
@@ -41,18 +41,25 @@ def add_commands(app: typer.Typer) -> None:
 def counterfactual(
     run: RunFolder,
     overrides: Overrides = None,
-    shaping: Annotated[Shaping | None, typer.Option(help="es.shaping")] = None,
+    shaping: Annotated[Shaping | None, typer.Option(help="Value for es.shaping.")] = None,
     lag_weight: Annotated[
-        str | None, typer.Option(help="none, inverse or exponential, with a rate: inverse:1.")
+        str | None,
+        typer.Option(help="Value for es.lag_weight: none, inverse or exponential, with a rate, e.g. inverse:1."),
     ] = None,
-    baseline: Annotated[Baseline | None, typer.Option(help="es.baseline")] = None,
-    drop: Annotated[str | None, typer.Option(help="stale[:LAG], slowest, longest or random[:SHARE].")] = None,
-    sample: Annotated[int, typer.Option(min=0, help="Elements for exact cosines from the noise; 0: none.")] = 0,
-    csv: Annotated[Path | None, typer.Option(help="Default: RUN/report/counterfactual.csv.")] = None,
+    baseline: Annotated[Baseline | None, typer.Option(help="Value for es.baseline.")] = None,
+    drop: Annotated[
+        str | None, typer.Option(help="Members to leave out: stale[:LAG], slowest, longest or random[:SHARE].")
+    ] = None,
+    sample: Annotated[
+        int, typer.Option(min=0, help="Number of parameters to sample for exact cosines, from their noise; 0: none.")
+    ] = 0,
+    csv: Annotated[
+        Path | None, typer.Option(help="File to which the table is written. Default: RUN/report/counterfactual.csv.")
+    ] = None,
     whole: AllRows = False,
     json: Json = False,
 ) -> None:
-    """What other settings would have made of each update, from the log alone."""
+    """Compute how other settings would have changed each update, from recorded results alone."""
     import dataclasses
 
     from hpc_es.analysis.statistics.csv_files import write_rows
@@ -116,7 +123,7 @@ def _summary(found: "Counterfactual") -> list[str]:
     if (lowest := found.lowest()) is not None:
         lines.append(
             f"cosine to the committed update: mean {_number(found.mean('cosine'))}, lowest {_number(lowest.cosine)} "
-            f"(update {lowest.update}); norm: {_number(found.mean('norm_ratio'))} of the committed one, in the mean"
+            f"(update {lowest.update}); norm: on average {_number(found.mean('norm_ratio'))} of the committed one"
         )
         lines.append(
             f"all updates together, before any optimiser: cosine {_number(found.whole_cosine)}, "
@@ -130,17 +137,20 @@ def _summary(found: "Counterfactual") -> list[str]:
 
 def fork(
     run: RunFolder,
-    name: Annotated[str, typer.Option(help="Of the new run.")],
+    name: Annotated[str, typer.Option(help="Name of the new run.")],
     overrides: Overrides = None,
-    version: Annotated[int | None, typer.Option(help="Default: the last.")] = None,
+    version: Annotated[int | None, typer.Option(help="Version to start from. Default: the last.")] = None,
     base: Annotated[
-        Path | None, typer.Option(help="A folder for theta_V that several forks share; default: in the new run's.")
+        Path | None,
+        typer.Option(help="Folder for the starting parameters, to share them between forks. Default: the new run's."),
     ] = None,
-    model: Annotated[Path | None, typer.Option("--model", help="The base model of RUN, where it has moved.")] = None,
-    start: Annotated[bool, typer.Option("--start", help="Run it at once.")] = False,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Path of the base model of RUN, if it has moved.")
+    ] = None,
+    start: Annotated[bool, typer.Option("--start", help="Start the new run at once.")] = False,
     json: Json = False,
 ) -> None:
-    """Prepare a new run that begins from any version of RUN, with changed settings."""
+    """Create a new run that starts from any version of RUN, with changed settings."""
     from hpc_es.cli.output import console, print_json
     from hpc_es.recorded.fork import plan_fork, write_fork
     from hpc_es.recorded.verify import replay
@@ -156,7 +166,7 @@ def fork(
         out.print(f"  {difference}")
     out.print(
         f"schedules start again: update 1 of {settings.num_updates} has sigma {es.sigma.start:g}, alpha "
-        f"{es.alpha.start:g}" + ("; the optimiser's state begins at zero" if planned.loses_optimiser else ""),
+        f"{es.alpha.start:g}" + ("; the optimiser's state starts at zero" if planned.loses_optimiser else ""),
     )
     if json:
         differences = [str(difference) for difference in planned.differences]
@@ -176,11 +186,11 @@ def fork(
 def compare(
     a: Side,
     b: Side,
-    version: Annotated[int | None, typer.Option(help="Of both, where no @VERSION is given; default: the last.")] = None,
-    num_tasks: Annotated[int | None, typer.Option(min=2, help="Number of held-out tasks to use; default: all.")] = None,
+    version: Annotated[int | None, typer.Option(help="Version of runs without @VERSION. Default: the last.")] = None,
+    num_tasks: Annotated[int | None, typer.Option(min=2, help="Number of held-out tasks to use. Default: all.")] = None,
     json: Json = False,
 ) -> None:
-    """Is A better than B? A paired verdict on their held-out tasks, with what both cost."""
+    """Test whether A is better than B, paired by held-out task, and compare their costs."""
     from hpc_es.analysis.statistics.compare import compare as compare_policies
     from hpc_es.cli.output import console, print_json
 
@@ -207,7 +217,7 @@ def _policies(side: str, version: int | None) -> "list[Policy]":
 
 
 def _paired_table(found: "Comparison") -> "Table":
-    table = _table("held out", "A", "B", "A - B (95 %)", "p", "could show")
+    table = _table("held out", "A", "B", "A - B (95 %)", "p", "detectable")
     rows: list[tuple[str, Paired]] = [("reward", found.reward), ("success", found.success)]
     for title, pair in rows:
         table.add_row(
@@ -224,7 +234,7 @@ def _paired_table(found: "Comparison") -> "Table":
 def _costs_table(a: "Costs", b: "Costs") -> "Table":
     from hpc_es.cli.output import duration
 
-    table = _table("training up to there", "A", "B", "A / B")
+    table = _table("training cost", "A", "B", "A / B")
     for title, x, y in (
         ("updates", a.updates, b.updates),
         ("evaluations", a.evaluations, b.evaluations),
@@ -243,7 +253,7 @@ def _verdict_lines(found: "Comparison") -> list[str]:
     if (ceiling := found.ceiling) is not None:
         lines.append(f"success can be {ceiling.share:.1%} at most: {ceiling}")
     if reward.num_seeds == 1:
-        lines.append(f"over {reward.num_tasks} tasks and one run per side: another seed may say otherwise")
+        lines.append(f"over {reward.num_tasks} tasks and one run per side: the result may differ for another seed")
     else:
         by_seed = ", ".join(f"{value:+.4f}" for value in reward.by_seed)
         lines.append(f"over {reward.num_tasks} tasks and {reward.num_seeds} seeds; reward by seed: {by_seed}")

@@ -1,8 +1,8 @@
 """Make standard input, output and error work with every terminal, locale and pipe.
 
-Invariants: text that came from data (a model, an environment, a worker, a file) cannot control the terminal; a
-character that the locale cannot show is escaped, never an error; a closed pipe (`| head`) costs the command
-only the rest of its output. A full disk under a redirected stdout remains an error.
+Invariants: text from data (a model, an environment, a worker, a file) cannot control the terminal; characters that the
+locale cannot show are escaped; after a pipe is closed (`| head`), the command continues and its further output is
+dropped. A full disk behind a redirected stdout is still an error.
 """
 
 import io
@@ -18,24 +18,24 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 
 def harmless(text: str) -> str:
-    """The text with all control characters escaped: `\\x1b`, `\\u202e`."""
+    """Escape all control characters in a text: `\\x1b`, `\\u202e`."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text.replace("\r\n", "\n"))
 
 
 def say(text: object, *, err: bool = False, bold: bool = False, colour: str | None = None) -> None:
-    """Print a line of plain text, harmless to the terminal: for commands that need no table (see output.console)."""
+    """Print a line of plain text without control characters. For tables, use output.console."""
     stream, plain = sys.stderr if err else sys.stdout, harmless(str(text))
-    if stream is None:  # the program was started with it closed
+    if stream is None:  # the program was started with this stream closed
         return
-    # not typer.echo, which writes UTF-8 where the locale says ASCII
+    # not typer.echo, which writes UTF-8 even in an ASCII locale
     print(typer.style(plain, bold=bold or None, fg=colour) if stream.isatty() else plain, file=stream, flush=True)
 
 
 def prepare_streams() -> None:
-    """Make the process's own stdin, stdout and stderr keep the invariants of this module."""
+    """Replace stdin, stdout and stderr by streams that keep the invariants of this module."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper):  # None if the program was started with it closed
+        if isinstance(stream, io.TextIOWrapper):  # None if the program was started with this stream closed
             stream.flush()
             setattr(sys, name, _surviving(stream))
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -43,7 +43,7 @@ def prepare_streams() -> None:
 
 
 class _Pipe(io.FileIO):
-    """A file that drops what is written once the reader of the pipe has gone."""
+    """A file that drops its output once the reader of the pipe has closed it."""
 
     def write(self, data: object) -> int:
         try:

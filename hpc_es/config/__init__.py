@@ -1,4 +1,4 @@
-"""What a run is told: the schema, and how it is read, checked, written and compared."""
+"""The configuration of a run: its schema, and how it is read, checked, written and compared."""
 
 from hpc_es.config.load import (
     Difference,

@@ -1,7 +1,7 @@
-"""What is wrong with a configuration, in the words of this project.
+"""Error messages about a configuration.
 
-Pydantic finds the faults; this module says them: the key, the value, where it stands, what is allowed. Invariant: no
-word of pydantic's reaches a user.
+Pydantic finds the errors; this module describes them: the key, the value, where it was set, and what is allowed.
+Invariant: users never see pydantic's own messages.
 """
 
 import difflib
@@ -35,7 +35,7 @@ _RULES = {
 
 
 def explain(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """One line per fault. `origins`: dotted key -> where its value stands."""
+    """One line per error. `origins`: dotted key -> where its value was set."""
     return "\n".join(_explain_one(fault, origins) for fault in error.errors())
 
 
@@ -45,7 +45,7 @@ def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
     if kind == "extra_forbidden":
         if fault["loc"][0] in TAGGED:
             section, tag = str(fault["loc"][0]), str(fault["loc"][1])
-            return f"{key}: unknown key of the kind {tag}{place}; {_remedy_in_kind(section, tag, key)}"
+            return f"{key}: unknown key for {TAGGED[section]}={tag}{place}; {_remedy_in_kind(section, tag, key)}"
         return f"{key}: unknown key{place}; {_remedy(key)}"
     if kind == "missing":
         return f"{key} is missing: it has no default; set it in the config file or with {key}=..."
@@ -55,7 +55,7 @@ def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
             return f"{key}={_shown(value)}{place} {message}"
         return message if message.startswith(f"{key}.") or not key else f"{key}{place}: {message}"
     if kind == "union_tag_not_found":
-        return f"{key}.{_tag(fault)} is missing: it says which of {key}'s kinds is meant"
+        return f"{key}.{_tag(fault)} is missing: it selects the kind of {key}"
     if kind == "union_tag_invalid":
         tags = fault["ctx"]["expected_tags"].replace("'", "")
         near = _near(fault["ctx"]["tag"], tags.split(", "))
@@ -72,9 +72,9 @@ def _explain_one(fault: ErrorDetails, origins: Mapping[str, str]) -> str:
 
 
 def _without_tag(location: Sequence[str | int]) -> Sequence[str | int]:
-    """Pydantic's place of a value, without the tag that it puts after the name of a section of several kinds."""
+    """Pydantic's location of a value, without the tag that it inserts for a section with several kinds."""
     untagged = [*location[:1], *location[2:]] if location and location[0] in TAGGED else location
-    return [part for part in untagged if part != "[key]"]  # pydantic's way to say that the key itself is wrong
+    return [part for part in untagged if part != "[key]"]  # pydantic adds it if the key itself is wrong
 
 
 def _tag(fault: ErrorDetails) -> str:
@@ -98,7 +98,7 @@ def _literals(fault: ErrorDetails) -> list[str]:
 
 
 def _remedy(key: str) -> str:
-    """The key that was meant, if one is near; else the keys that there are."""
+    """Suggest the key with the most similar name, or list the valid keys if none is similar."""
     section, _, name = key.rpartition(".")
     everywhere = [known for known in _all_keys(Config, "") if known != key]
     siblings = _keys_of(section)
@@ -111,7 +111,7 @@ def _remedy(key: str) -> str:
 
 
 def _remedy_in_kind(section: str, tag: str, key: str) -> str:
-    """The same within a section that is of one of several kinds."""
+    """The same as `_remedy`, for a section with several kinds."""
     kinds = get_args(Config.model_fields[section].annotation)
     names = next(list(kind.model_fields) for kind in kinds if tag in str(kind.model_fields[TAGGED[section]].annotation))
     near = _near(key.rpartition(".")[2], names)
@@ -123,14 +123,14 @@ def _near(word: str, known: Sequence[str]) -> str | None:
 
 
 def _near_name(name: str, known: Sequence[str]) -> str | None:
-    """A key of any section whose last part is near."""
+    """A key of any section whose last part is similar."""
     by_name = {key.rpartition(".")[2]: key for key in reversed(known)}
     match = _near(name, list(by_name))
     return by_name[match] if match else None
 
 
 def _all_keys(model: type[BaseModel], prefix: str) -> Iterator[str]:
-    """Every dotted key of the schema, sections before what is in them."""
+    """Every dotted key of the schema; a section comes before its keys."""
     for name, field in model.model_fields.items():
         key = f"{prefix}{name}"
         yield key

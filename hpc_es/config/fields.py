@@ -1,4 +1,4 @@
-"""What the sections of the configuration are made of."""
+"""Base class and common types of the configuration's sections."""
 
 import re
 from typing import Annotated
@@ -17,7 +17,7 @@ def _positive(value: float) -> float:
 
 
 def file_name(value: str) -> str:
-    """A name that is also one of a file. File systems take 255 bytes; what we put before and after needs the rest."""
+    """Check a name that is used in file names. File systems allow 255 bytes; prefixes and suffixes need the rest."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", value):
         raise ValueError("must consist of letters, digits, '.', '_' and '-', and begin with a letter or digit")
     if len(value) > MAX_NAME:
@@ -30,12 +30,12 @@ Seconds = Annotated[float, BeforeValidator(seconds), AfterValidator(_positive)]
 
 
 class Model(BaseModel):
-    """Base: unknown keys are errors, values are frozen and finite."""
+    """Base class of sections: unknown keys are errors, values are frozen and finite."""
 
     model_config = ConfigDict(
         extra="forbid",
         frozen=True,
         allow_inf_nan=False,
-        ser_json_inf_nan="constants",  # an environment's options may hold them
+        ser_json_inf_nan="constants",  # options of an environment may contain them
         protected_namespaces=(),
     )

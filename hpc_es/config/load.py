@@ -1,9 +1,8 @@
-"""From YAML files and dotted overrides to a checked Config, and back.
+"""Load a checked Config from YAML files and dotted overrides, and save it.
 
-Invariants: a key that the schema does not know never passes; every value of the result can say where it came from;
-`load(path)` of what `save` wrote is the same Config. Relative `model.path` and `run.dir` are relative to the working
-directory of the command, as on any command line; `extends: other.yaml` (or a list) is relative to the file that says
-so.
+Invariants: an unknown key is always an error; the origin of every value is known; `load` of a file that `save` wrote
+gives the same Config. Relative paths in `model.path` and `run.dir` are relative to the command's working directory;
+`extends: other.yaml` (or a list) is relative to the file that contains it.
 """
 
 import hashlib
@@ -28,11 +27,13 @@ from hpc_es.paths import RunPaths
 
 DEFAULT = "default"
 MEASURE = ("task", "sampling", "eval", "engine")
-"""Sections that say what parameters are measured by: an evaluation made later may have others than its run."""
+"""Sections that define how parameters are measured. An evaluation made after a run may change them."""
 
 
 @dataclass(frozen=True)
 class Loaded:
+    """A configuration, and where its values come from."""
+
     config: Config
     origins: dict[str, str]
     """Dotted key of every value in `config` -> file:line, "override", or "default"."""
@@ -40,7 +41,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Difference:
-    """One key that two configurations give different values. Absent on one side: None."""
+    """One key with different values in two configurations. None: the key is absent."""
 
     key: str
     old: Any
@@ -51,12 +52,12 @@ class Difference:
 
 
 def load(path: Path, overrides: Sequence[str] = (), *, site: Path | None = None) -> Loaded:
-    """Read a config file, or that of a run folder, lay the overrides over it in order, and check the whole.
+    """Read a config file, or that of a run folder, apply the overrides in order, and check the result.
 
-    An override is `key=value`, or another YAML file that says only what is different (configs/staleness, say).
-    `site` is laid over what the config file extends and under what it says itself; it holds harmless keys only.
+    An override is `key=value`, or another YAML file with some settings (for example in configs/staleness). `site`
+    overrides the files that the config file extends, but not the config file itself; it may only set harmless keys.
 
-    Errors: ConfigError that names each wrong key, its value, where it stands, and what is allowed.
+    Errors: ConfigError that names each wrong key, its value, where it was set, and what is allowed.
     """
     file = RunPaths(path).config if path.is_dir() else path
     tree = _read(file, (), _read_site(site) if site else {})
@@ -69,20 +70,21 @@ def load(path: Path, overrides: Sequence[str] = (), *, site: Path | None = None)
 
 
 def refuse_moved(root: Path, config: Config) -> None:
-    """Resuming a run folder must not begin another run. Errors: ConfigError when the folder was moved."""
+    """Refuse to resume a run folder that was moved, since that would start another run. Errors: ConfigError."""
     place = config.run.dir / config.run.name
     if place.resolve() != root.resolve():
         renamed = f" run.name={root.resolve().name}" if root.resolve().name != config.run.name else ""
         raise ConfigError(
-            f"{root} says that it is {place} (run.dir and run.name, seen from {Path.cwd()}): run this where it began, "
-            f"or add run.dir={root.parent}{renamed}"
+            f"the configuration in {root} belongs to the run folder {place} (run.dir and run.name, seen from "
+            f"{Path.cwd()}): run this command in the directory where the run was started, or add "
+            f"run.dir={root.parent}{renamed}"
         )
 
 
 def settle(values: Mapping[str, Any], overrides: Sequence[str] = (), *, origin: str) -> Config:
-    """Check plain values (see Config.model_dump) with overrides laid over them; `origin` is where they are from.
+    """Make a Config from plain values (see Config.model_dump) and overrides; `origin` names their source in errors.
 
-    Errors: as `load`.
+    Errors: as for `load`.
     """
     tree = _relabel(yaml12.parse(yaml12.dump(dict(values)), origin), origin)
     assert not isinstance(tree, Given), "a mapping is a tree"
@@ -100,11 +102,13 @@ def save(config: Config, path: Path) -> None:
 
 
 def from_record(text: str) -> Config:
-    """The configuration that a journal has, as JSON. Errors: ConfigError when another hpc_es wrote it."""
+    """Parse the configuration in a journal, which is JSON. Errors: ConfigError if this version cannot read it."""
     try:
         return Config.model_validate_json(text)
     except ValidationError as error:
-        raise ConfigError(f"the journal's configuration is not of this hpc_es:\n{explain(error, {})}") from None
+        raise ConfigError(
+            f"the journal's configuration was written by another version of hpc_es:\n{explain(error, {})}"
+        ) from None
 
 
 def flatten(config: Config) -> list[tuple[str, Any]]:
@@ -113,7 +117,7 @@ def flatten(config: Config) -> list[tuple[str, Any]]:
 
 
 def config_digest(config: Config) -> str:
-    """16 hex digits over every setting that can change a bit of the result; harmless ones do not count."""
+    """Hash (16 hexadecimal digits) of all settings that can change a bit of the result: all but the harmless ones."""
     settings = {key: value for key, value in flatten(config) if not _harmless(key)}
     return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
 
@@ -130,19 +134,19 @@ def compare(old: Config, new: Config) -> tuple[list[Difference], list[Difference
 
 
 def refuse_another(recorded: str, config: Config, path: Path) -> None:
-    """Errors: ConfigError when `config`, read from `path`, computes something else than what a journal began with."""
+    """Refuse a configuration, read from `path`, that gives other results than the recorded one. Errors: ConfigError."""
     harmful, _ = compare(from_record(recorded), config)
     if harmful:
         raise ConfigError(
-            f"{path} is not what this run began with: {'; '.join(map(str, harmful))}; set it back, or choose another "
-            "run.name"
+            f"{path} differs from the configuration with which this run started: {'; '.join(map(str, harmful))}; "
+            "restore it, or choose another run.name"
         )
 
 
 def refuse_evaluation_of_another(recorded: str, evaluated: str) -> None:
-    """Errors: ConfigError when the run that a later evaluation was made for was not configured as this one.
+    """Refuse a later evaluation that was made for a run with another configuration. Errors: ConfigError.
 
-    Only what both name is compared, since another hpc_es may have written either.
+    Only keys in both are compared, since another version of hpc_es may have written either.
     """
     run, other = (dict(_leaves(json.loads(text), "")) for text in (recorded, evaluated))
     may_differ = (*MEASURE, "model.path")  # the base model may have moved
@@ -168,19 +172,19 @@ def _validate(values: Any) -> Config:
 
 
 def _read_site(path: Path) -> Tree:
-    """A file that says what differs between clusters."""
+    """Read a site file: the settings of a cluster."""
     tree = _read(path, ())
     for key, origin in yaml12.origins(tree):
         if not _harmless(key):
             raise ConfigError(
-                f"{key} ({origin}) cannot stand in a site file, since it can change what the run computes; a site file "
+                f"{key} ({origin}) must not be in a site file, since it can change the results of a run; a site file "
                 f"may set {', '.join(HARMLESS)}"
             )
     return tree
 
 
 def _read(path: Path, descendants: tuple[Path, ...], between: Tree | None = None) -> Tree:
-    """A config file laid over `between`, and that over the file that it extends."""
+    """Read a config file. Its values override `between`, which overrides the files that it extends."""
     try:
         text = read_bytes(path).decode()
     except FileNotFoundError:
@@ -206,7 +210,7 @@ def _read(path: Path, descendants: tuple[Path, ...], between: Tree | None = None
 
 
 def _parents(path: Path, base: "Tree | Given | None") -> list[str]:
-    """What a file extends: one config file, or several, each laid over those before it."""
+    """The files that a config file extends; later ones override earlier ones."""
     if base is None:
         return []
     names = base.value if isinstance(base, Given) else None
@@ -219,7 +223,7 @@ def _parents(path: Path, base: "Tree | Given | None") -> list[str]:
 def _merge(base: Tree, over: Tree) -> Tree:
     for section, tag in TAGGED.items():
         after = over.get(section)
-        if isinstance(after, dict) and tag in after:  # who names the kind begins the section anew
+        if isinstance(after, dict) and tag in after:  # naming the kind replaces the whole section
             base = {key: value for key, value in base.items() if key != section}
     merged = yaml12.merge(base, over)
     assert isinstance(merged, dict), "two mappings merge to a mapping"
@@ -227,7 +231,7 @@ def _merge(base: Tree, over: Tree) -> Tree:
 
 
 def _override(text: str) -> Tree:
-    """`a.b=value` as a tree of one leaf; the value is YAML."""
+    """Parse `a.b=value`, whose value is YAML, to a tree with one leaf."""
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
     if not equals or not all(parts):
@@ -235,7 +239,7 @@ def _override(text: str) -> Tree:
             f"override {text!r} must have the form section.key=value, e.g. es.population=16, or be a .yaml file"
         )
     if len(parts) > yaml12.MAX_DEPTH:
-        raise ConfigError(f"override {key[:100]}...: {len(parts)} parts are too many for a key")
+        raise ConfigError(f"override {key[:100]}...: a key with {len(parts)} parts is too long")
     tree = _relabel(yaml12.parse(_quoted_address(value), f"override {key}"), "override")
     for part in reversed(parts):
         tree = {part: tree}
@@ -244,7 +248,7 @@ def _override(text: str) -> Tree:
 
 
 def _quoted_address(value: str) -> str:
-    """`[::1]` as the text that it is, where YAML would see a list, or nothing that it knows."""
+    """Quote an IPv6 address in brackets, such as `[::1]`, which YAML would read as a list or not at all."""
     found = re.fullmatch(r"\[(.*:.*)\]", value.strip())
     try:
         ipaddress.IPv6Address(found[1] if found else "")
@@ -260,7 +264,7 @@ def _relabel(tree: Tree | Given, origin: str) -> Tree | Given:
 
 
 def _origin_of(key: str, given: dict[str, str]) -> str:
-    """The origin of the key, or of the value that stands for its whole section (`es.sigma: 1e-3`)."""
+    """The origin of a key, or of a value that was given for its whole section (`es.sigma: 1e-3`)."""
     while key not in given:
         key, dot, _ = key.rpartition(".")
         if not dot:

@@ -1,7 +1,7 @@
-"""YAML as people mean it: the scalars of YAML 1.2's core schema, durations, no duplicate keys, the place of each value.
+"""Read and write YAML 1.2: scalars of the core schema, durations, no duplicate keys, and the origin of each value.
 
-Invariant: whatever `dump` writes, `parse` reads back to equal values, or refuses as what no run could record. The
-traps of YAML 1.1 end here: `1e-3` is a number; `no`, `off` and `on` are text; `24:00:00` is text, and a duration where
+Invariant: `parse` reads everything that `dump` writes to equal values, or refuses values that no run could record. It
+avoids the traps of YAML 1.1: `1e-3` is a number; `no`, `off` and `on` are text; `24:00:00` is text, or a duration where
 seconds are expected.
 """
 
@@ -16,11 +16,11 @@ import yaml
 from hpc_es.errors import ConfigError
 
 MAX_VALUES = 100_000
-"""In one document; a few lines of nested aliases can stand for billions."""
+"""Maximum number of values in one document; a few lines of nested aliases could expand to billions."""
 MAX_DEPTH = 50
-"""Most levels of nested lists and mappings; the reader recurses once per level."""
+"""Maximum depth of nested lists and mappings; the reader recurses once per level."""
 _MAX_DIGITS = 100
-"""Python's int() takes time that grows with their square, and refuses more than 4,300."""
+"""Maximum length of an integer: the time of Python's int() grows with the square of the number of digits."""
 
 _MAX_SHOWN = 40
 
@@ -43,7 +43,7 @@ _CLOCK = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d\d)")
 
 @dataclass(frozen=True)
 class Given:
-    """A value that is not a section (a scalar, a list, an empty mapping), and the place that gave it."""
+    """A value that is not a section (a scalar, a list, an empty mapping), and where it was set."""
 
     value: Any
     origin: str
@@ -57,8 +57,7 @@ def parse(text: str, source: str) -> "Tree | Given":
     """Read one document. `source` (a file name) appears in origins and errors as source:line[:column].
 
     Errors: ConfigError for bad syntax, duplicate keys, keys that are not text or numbers, tags, cycles, numbers that do
-    not fit into 64 bits, text that no file or message can hold (NUL, halves of characters), and more than MAX_DEPTH or
-    MAX_VALUES allow.
+    not fit into 64 bits, text with NUL or unpaired surrogates, and documents beyond MAX_DEPTH or MAX_VALUES.
     """
     try:
         node = yaml.compose(text, Loader=_Loader)
@@ -68,7 +67,7 @@ def parse(text: str, source: str) -> "Tree | Given":
         raise ConfigError(f"{_place(source, mark)}: {error.problem or error.context}{hint}") from None
     except yaml.reader.ReaderError as error:
         where = f"character {error.position + 1}" if isinstance(error.position, int) else "somewhere"
-        raise ConfigError(f"{source}: {where} is a control character or no character at all: remove it") from None
+        raise ConfigError(f"{source}: {where} is a control character or not a valid character: remove it") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{source}: {error}") from None
     except _TooDeep:
@@ -77,7 +76,7 @@ def parse(text: str, source: str) -> "Tree | Given":
 
 
 def plain(tree: "Tree | Given") -> Any:
-    """The values alone."""
+    """The values without their origins."""
     return tree.value if isinstance(tree, Given) else {key: plain(below) for key, below in tree.items()}
 
 
@@ -91,7 +90,7 @@ def origins(tree: "Tree | Given", prefix: str = "") -> Iterator[tuple[str, str]]
 
 
 def merge(base: "Tree | Given", over: "Tree | Given") -> "Tree | Given":
-    """Lay `over` over `base`: sections are merged key by key, anything else replaces. An empty mapping clears."""
+    """Override `base` by `over`: sections are merged key by key; other values, also empty mappings, are replaced."""
     if isinstance(base, Given) or isinstance(over, Given):
         return over
     merged = dict(base)
@@ -112,9 +111,9 @@ def scalar(text: str) -> Any:
 
 
 def seconds(value: Any) -> Any:
-    """90s, 15m, 2h, 1d, 1h30m, MM:SS, HH:MM:SS and D-HH:MM:SS (as Slurm writes them) in seconds; numbers as they are.
+    """Convert a duration to seconds: 90s, 15m, 2h, 1d, 1h30m, MM:SS, HH:MM:SS or D-HH:MM:SS (as in Slurm).
 
-    Errors: ValueError for any other text.
+    Other types are returned unchanged. Errors: ValueError for any other text.
     """
     if not isinstance(value, str):
         return value
@@ -141,11 +140,11 @@ class _TooDeep(Exception):
 
 
 def _too_deep(source: str) -> str:
-    return f"{source}: nested too deeply to be a configuration, more than {MAX_DEPTH} lists or mappings in each other"
+    return f"{source}: nested too deeply: more than {MAX_DEPTH} lists or mappings inside each other"
 
 
 class _Loader(yaml.BaseLoader):
-    """Gives up as soon as the text is too deep: PyYAML's time grows with the square of the depth."""
+    """Stops as soon as the text is nested too deeply, because PyYAML's time grows with the square of the depth."""
 
     depth = 0
 
@@ -159,7 +158,7 @@ class _Loader(yaml.BaseLoader):
 
 
 class _Builder:
-    """Turns PyYAML's nodes into a Tree."""
+    """Builds a Tree from PyYAML's nodes."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -170,7 +169,7 @@ class _Builder:
         if id(node) in self.open:
             raise ConfigError(f"{_place(self.source, node.start_mark)}: an alias that contains itself")
         self.num_values += 1
-        if len(self.open) > MAX_DEPTH:  # aliases reach deeper than the text
+        if len(self.open) > MAX_DEPTH:  # with aliases a tree can be deeper than the text
             raise ConfigError(_too_deep(self.source))
         if self.num_values > MAX_VALUES:
             raise ConfigError(f"{self.source}: more than {MAX_VALUES} values, counting aliases; use fewer")
@@ -215,13 +214,13 @@ class _Builder:
 
 
 def _fault(text: str, value: Any) -> str | None:
-    """Why a scalar, `text` as written, can be no value."""
+    """Why a scalar, written as `text`, is not allowed; None if it is."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return "is a number that does not fit into 64 bits; quote it if it is meant as text"
     if isinstance(value, float) and math.isinf(value) and text not in _WORDS:
         return "is too large a number; quote it if it is meant as text, or write .inf"
     if isinstance(value, str) and ("\0" in value or any("\ud800" <= character <= "\udfff" for character in value)):
-        return "holds a NUL or half of a character, which no file name and no message can have"
+        return "contains a NUL or an unpaired surrogate, which file names and messages cannot contain"
     return None
 
 
@@ -238,7 +237,7 @@ _TAGS = {str: "str", int: "int", float: "float", bool: "bool", type(None): "null
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes plain what `scalar` reads back, and quotes text that any version of YAML might take for something else."""
+    """Quotes all text that any version of YAML could read as another type, and only that."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -253,7 +252,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     old_tag = yaml.SafeDumper.resolve(dumper, yaml.ScalarNode, text, (True, False))
     style = None if scalar(text) is text and old_tag.endswith(":str") else "'"
     if any(separator in text for separator in _LINE_SEPARATORS):
-        style = '"'  # the one style in which PyYAML escapes them; elsewhere they would be folded away
+        style = '"'  # the only style in which PyYAML escapes line separators; other styles lose them
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

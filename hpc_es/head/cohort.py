@@ -1,7 +1,7 @@
-"""What the next update consumes, and what may still be dispatched for it: the schedule's rules on the ledger's facts.
+"""What the next update consumes, and what may still be dispatched for it: applies the schedule to the ledger.
 
-Invariant: asks, and changes nothing. Whatever it answers follows from the configuration and the journal, so a head that
-restarts decides alike.
+Invariant: nothing here changes the ledger. All results follow from configuration and journal, so a head that restarts
+makes the same decisions.
 """
 
 from msgspec import structs
@@ -22,31 +22,38 @@ class Cohort:
         self.schedule = method.schedule()
         self.on_demand = self.schedule.on_demand
         self._planned: tuple[Purpose, ...] = ("centre", "propose", "eval")
-        """Purposes of what is planned at a version, rather than when a worker is free."""
+        """Purposes of the evaluations that are planned at a version, not when a worker is free."""
         if not self.on_demand:
             self._planned = ("centre", "train", "propose", "eval")
 
     @property
     def update(self) -> int:
+        """Number of the next update."""
         return self.ledger.version + 1
 
     # --- dispatch ----------------------------------------------------------------------------------------------
 
     def plan(self) -> tuple[Assignment, ...]:
-        """What is dispatched at this version, whoever is free."""
+        """All evaluations to plan at this version, whether or not a worker is free."""
         return self.method.plan(self.schedule, self.ledger.version, self.ledger.pool)
 
     def next_planned(self, num_workers: int) -> Evaluation | None:
-        """What was planned and is to be handed out next: members first; but where they take several rounds, the last
-        round comes after the evaluations of the policy, so that a full cohort need not wait for those to begin."""
+        """The planned evaluation to dispatch next; None if there is none.
+
+        Composed schedules dispatch members first. But if there are more members than workers, the last `num_workers` of
+        them come after all other evaluations: a commit must wait until those are leased, so a full cohort would
+        otherwise wait for them.
+        """
         purposes = self._planned
         if not self.on_demand and self.ledger.num_queued(("train",)) <= num_workers < self.schedule.population:
             purposes = ("centre", "propose", "eval", "train")
         return self.ledger.next_queued(purposes)
 
     def next_member(self) -> Assignment | None:
-        """The member to be dispatched on demand. None while a full cohort waits for something else than results: it
-        would be stale for no reason."""
+        """The next member to dispatch on demand; None if there must be none now.
+
+        No member is dispatched while a full cohort waits to be committed, because it would be stale for no reason.
+        """
         if not self.on_demand or self.room() == 0 or self.is_full():
             return None
         ledger = self.ledger
@@ -54,7 +61,7 @@ class Cohort:
 
     def room(self) -> int:
         """How many more members may be dispatched on demand."""
-        outstanding = dict(self.ledger.live)  # asked for every member, and adding Counters takes five times as long
+        outstanding = dict(self.ledger.live)  # called for every member; adding Counters takes five times as long
         for version, count in self.ledger.waiting.items():
             outstanding[version] = outstanding.get(version, 0) + count
         return self.schedule.room(self.ledger.version, outstanding)
@@ -62,48 +69,59 @@ class Cohort:
     # --- the commit ----------------------------------------------------------------------------------------------
 
     def is_full(self) -> bool:
-        """Whether the results are there, and the schedule lets them be consumed now."""
+        """Whether there are enough results, and the schedule allows the commit now."""
         ledger = self.ledger
         if ledger.closed or self.update > self.schedule.num_updates or ledger.num_due < self.schedule.population:
             return False
         return self.schedule.may_commit(self.update, ledger.due(), ledger.live)
 
     def must_wait(self) -> bool:
-        """For the digest of this version, for what was planned at it to be leased, or for the centre's fitness."""
+        """Whether a full cohort must not be committed yet.
+
+        It waits for the digest of this version, until everything planned at this version is leased, and for the
+        fitness of the centre if the method needs it.
+        """
         ledger = self.ledger
         if ledger.version not in ledger.digests or ledger.planned < ledger.version:
             return True
         if ledger.num_queued(self._planned):
             return True
         return self.method.needs_centre and any(
-            entry.assignment.version not in ledger.centres for entry in self._oldest()
+            evaluation.assignment.version not in ledger.centres for evaluation in self._oldest()
         )
 
     def ids(self) -> tuple[EvalId, ...]:
         """The evaluations that the full cohort consumes: the N oldest results."""
-        return tuple([entry.assignment.eval_id for entry in self._oldest()])
+        return tuple([evaluation.assignment.eval_id for evaluation in self._oldest()])
 
     def closed(self) -> list[tuple[Assignment, Result]]:
-        """What the trainer digests."""
-        return [_measured(entry) for entry in self.ledger.closed_cohort()]
+        """The closed cohort, from which the trainer makes the next theta."""
+        return [_measured(evaluation) for evaluation in self.ledger.closed_cohort()]
 
     def commit(self) -> Commit:
-        """The update that the closed cohort makes, or else the full one; its body is the trainer's where one trains."""
-        entries = self.ledger.closed_cohort() or self._oldest()
-        commit = self.method.commit(self.update, [_measured(entry) for entry in entries], self.ledger.centres)
+        """The update from the closed cohort, or from the full one if none is closed.
+
+        If the method trains, the caller still has to set the body.
+        """
+        evaluations = self.ledger.closed_cohort() or self._oldest()
+        commit = self.method.commit(
+            self.update, [_measured(evaluation) for evaluation in evaluations], self.ledger.centres
+        )
         pool = self.method.pool_change(self.ledger.pool, self.ledger.proposed)
         return commit if pool is None else structs.replace(commit, pool=pool)
 
     def stale(self) -> list[Evaluation]:
-        """Results that have waited too long, or came too late. Only what is dispatched on demand can be."""
+        """Results that are too old to be consumed. They exist only if members are dispatched on demand."""
         return self._judged(Verdict.stale) if self.on_demand else []
 
     def _oldest(self) -> list[Evaluation]:
         return self._judged(Verdict.accept)[: self.schedule.population]
 
     def _judged(self, verdict: Verdict) -> list[Evaluation]:
-        """What waits and is judged so, sorted by (dispatch version, slot). Results of one version that were planned for
-        one update fare alike."""
+        """Waiting results with this verdict, sorted by (dispatch version, slot).
+
+        One verdict holds for all results of a version that were planned for the same update.
+        """
         return self.ledger.waiting_in(
             (meant_for, version)
             for meant_for, version in self.ledger.groups
@@ -111,6 +129,6 @@ class Cohort:
         )
 
 
-def _measured(entry: Evaluation) -> tuple[Assignment, Result]:
-    assert entry.result is not None
-    return entry.assignment, entry.result
+def _measured(evaluation: Evaluation) -> tuple[Assignment, Result]:
+    assert evaluation.result is not None
+    return evaluation.assignment, evaluation.result

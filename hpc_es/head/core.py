@@ -1,10 +1,10 @@
 """The head's decisions: a pure state machine, `handle(event, now) -> [instruction]`.
 
-Consumes messages of workers, results of the arena and the collective plane, and ticks of the clock. Produces
+It consumes messages of workers, results of the arena and of the collective plane, and ticks of the clock. It produces
 journal records (each applied to the ledger as it is appended), messages, and work for the arena.
 Invariants: the loop makes every record of a batch durable before it sends any message of that batch; an evaluation
-is counted at most once; update u+1 waits for digest u; no commit leaves v before everything planned at v is leased
-or done. No clock, no I/O: the same core runs in the simulator.
+is counted at most once; update u+1 waits for digest u; version v+1 is not committed before everything planned at v is
+leased or done. No clock, no I/O: the same core runs in the simulator.
 """
 
 import math
@@ -55,21 +55,22 @@ from hpc_es.transport.backends import NOTHING, Offer
 from hpc_es.transport.messages import AnyMessage
 
 MAX_REBUILDS = 3
-"""Digest mismatches that one worker may have; after one more it is removed from the run."""
+"""How many digest mismatches one worker may have; after one more it is removed from the run."""
 NULLS_TO_WARN = 5
+"""A warning is recorded each time this many updates in a row are null."""
 MAX_FAILED_TRAININGS = 3
-"""Times in a row that a trainer may end without having trained; then the run fails."""
+"""The run fails after this many failed trainings in a row."""
 SUMMARY_S = 60.0
-"""Seconds between two events that say how many others were left out."""
+"""Seconds between two events that give the number of suppressed events."""
 STRANGERS = "workers that are not connected"
 DRAINED = "drained on request"
 
 
 class Core:
-    """One run's decisions. `now` is in seconds and never runs backwards."""
+    """The decisions of one run. `now` is in seconds and never decreases."""
 
     def __init__(self, config: Config, ledger: Ledger, method: Method, *, config_digest: str, offer: Offer = NOTHING):
-        """`offer`: what the head itself brings to the collective plane."""
+        """offer: the collective backend that the head's process supports."""
         self.config = config
         self.ledger = ledger
         self.config_digest = config_digest
@@ -87,31 +88,31 @@ class Core:
         self.joins = Allowance(JOINS_AT_ONCE, JOINS_PER_MINUTE)
         self._strangers = events_allowance()
         self._left_out = Counter[str]()
-        """Number of events that were left out, by worker."""
+        """Number of suppressed events, by worker."""
         self._failed_trainings = 0
         self._expelled: dict[str, str] = {}
         """Workers that were removed from the run, with the reason. A worker that restarts has another name."""
         self._summary_at = -math.inf
 
-    # --- the only entry point --------------------------------------------------------------------------------
+    # --- the evaluation points ------------------------------------------------------------------------------------
 
     def start(self, now: float) -> list[Instruction]:
-        """Begin, after the ledger has been restored and the arena is at its version."""
+        """Start; the ledger has been restored, and the arena is at its version."""
         self._now = self._began = now
         advice = self.method.advice()
         if advice and self.ledger.planned < 0:
             self.note("warning", advice)
         self.plane.start()
-        for entry, why in self.ledger.contradictions():
-            self._replace(entry, why)
+        for evaluation, why in self.ledger.contradictions():
+            self._replace(evaluation, why)
         self._accept_proposals(self.ledger.version)
         if self.ledger.closed:
-            self._train()  # the head or the trainer before ended in between
+            self._train()  # the previous head or its trainer exited before the commit
         self._advance()
         return self._take()
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """Decide what an event leads to."""
+        """Return what to do after an event."""
         self._now = now
         if self._exited:
             return []
@@ -181,9 +182,9 @@ class Core:
     def _sum_up_left_out(self) -> None:
         if not self._left_out or self._now - self._summary_at < SUMMARY_S:
             return
-        loudest = ", ".join(f"{count} of {name}" for name, count in self._left_out.most_common(5))
+        top_senders = ", ".join(f"{count} of {name}" for name, count in self._left_out.most_common(5))
         what = f"{self._left_out.total()} events were left out: more than {EVENTS_PER_MINUTE} a minute"
-        self.note("warning", what, loudest)
+        self.note("warning", what, top_senders)
         self._left_out.clear()
         self._summary_at = self._now
 
@@ -201,7 +202,7 @@ class Core:
             self._send(sender, messages.Unknown())
 
     def _refuse(self, message: AnyMessage, why: str) -> None:
-        """Answer a message that breaks a rule, so that it is not sent again, and count it against its sender."""
+        """Answer an invalid message, so that it is not sent again, and count it against its sender."""
         match message:
             case messages.Report(worker=sender, result=result):
                 self._send(sender, messages.Ack(result.eval_id))
@@ -216,14 +217,16 @@ class Core:
                 self._count_refusal(sender)
 
     def _refuse_result(self, report: messages.Report, why: str) -> None:
-        """Void the evaluation as failed if this worker held its lease; other workers are not affected."""
+        """Void the evaluation as failed if this worker held its lease; evaluations of other workers are unaffected."""
         result, name, now = report.result, report.worker, self._now
         self._tell(name, "error", f"result {result.eval_id} of worker {quote(name)} is refused", why)
-        worker, entry = self.crew.workers.get(name), self.ledger.evaluations.get(result.eval_id)
+        worker, evaluation = self.crew.workers.get(name), self.ledger.evaluations.get(result.eval_id)
         if worker is not None and worker.lease == result.eval_id:
             self.crew.give(worker, None)
-        if entry is not None and entry.state == "leased" and entry.worker == name:
-            self._fail_evaluation(entry, Result(result.eval_id, math.nan, (), 0, 0.0, 0.0, 0.0, why), name, now, now)
+        if evaluation is not None and evaluation.state == "leased" and evaluation.worker == name:
+            self._fail_evaluation(
+                evaluation, Result(result.eval_id, math.nan, (), 0, 0.0, 0.0, 0.0, why), name, now, now
+            )
         self._count_refusal(name)
 
     def _count_refusal(self, name: str) -> None:
@@ -259,11 +262,11 @@ class Core:
                 if not ok:
                     self._tell(worker, "warning", f"worker {worker} did not receive theta by broadcast", detail)
             case messages.Draining(worker=worker, reason=reason):
-                for drained in self.crew.called(worker):
+                for drained in self.crew.by_name_or_seat(worker):
                     self.crew.mark(drained, "draining")
                     self._tell(drained.name, "info", f"worker {worker} takes no more work", reason)
             case messages.DrainRequest(who=who):
-                for drained in self.crew.called(who):
+                for drained in self.crew.by_name_or_seat(who):
                     if drained.dismissal is not None:
                         continue
                     self._append(journal.Dismissed(self._now, drained.name))
@@ -276,7 +279,7 @@ class Core:
                 self.stopping = self.stopping or reason
 
     def _commits(self, first: int, last: int) -> tuple[Commit, ...]:
-        """Commits of versions first..last, as many as fit into one message, at least one; the worker asks for more."""
+        """Commits of versions first..last, at least one, as many as fit into a message; the worker asks for more."""
         commits, num_members = list[Commit](), 0
         for version in range(max(first, 1), min(last, self.ledger.version) + 1):
             commit = self.ledger.commits[version]
@@ -309,67 +312,73 @@ class Core:
         self._send(worker.name, messages.Welcome(self.ledger.version, self.config_digest))
         if self.stopping is not None and not self.comes_back:
             self._send(worker.name, messages.Leave(self.stopping, False))
-        entry = self.ledger.evaluations.get(hello.holding) if hello.holding else None
-        is_known = entry is not None and entry.state in ("reported", "accepted", "discarded")
+        evaluation = self.ledger.evaluations.get(hello.holding) if hello.holding else None
+        is_known = evaluation is not None and evaluation.state in ("reported", "accepted", "discarded")
         self._holds(worker, None if is_known else hello.holding)
         if worker.name in self.crew.workers:
             self.plane.welcome(worker, hello, self.ledger.version)
 
     def _report(self, report: messages.Report) -> None:
         result, now = report.result, self._now
-        entry = self.ledger.evaluations.get(result.eval_id)
+        evaluation = self.ledger.evaluations.get(result.eval_id)
         worker = self.crew.workers.get(report.worker)
         if worker is not None and worker.lease == result.eval_id:
             self.crew.give(worker, None)
         self._send(report.worker, messages.Ack(result.eval_id))
-        if entry is None or entry.state not in ("planned", "leased"):
+        if evaluation is None or evaluation.state not in ("planned", "leased"):
             return  # a duplicate, or void: acknowledged so that it is not sent again, never counted
-        if (why := why_no_result(report, entry.assignment, now - min(self.ledger.began, self._began))) is not None:
+        if (why := why_no_result(report, evaluation.assignment, now - min(self.ledger.began, self._began))) is not None:
             self._refuse_result(report, why)
             return
         started, finished = now - report.started_age, now - report.finished_age
         if result.error is not None:
-            self._fail_evaluation(entry, result, report.worker, started, finished)
+            self._fail_evaluation(evaluation, result, report.worker, started, finished)
             return
-        self._append(journal.Reported(now, report.worker, result, started, finished, max(entry.attempts, 1)))
+        self._append(journal.Reported(now, report.worker, result, started, finished, max(evaluation.attempts, 1)))
         self.crew.count_result(report.worker, result)
         if self.ledger.digests.get(result.eval_id.version, result.digest) != result.digest:
-            self._quarantine(entry)
+            self._quarantine(evaluation)
         elif result.eval_id.purpose == "propose":
             self._accept_proposals(result.eval_id.version)
 
     def _accept_proposals(self, version: int) -> None:
-        """Record the contexts that evaluations at a version proposed, once its digest shows what wrote them."""
+        """Record the contexts that evaluations at a version proposed.
+
+        This waits for the digest of the version, which may show that they were made with wrong parameters.
+        """
         if version not in self.ledger.digests:
             return
-        for entry in self.ledger.reported_at(version):
-            if entry.assignment.purpose == "propose" and (result := entry.result) is not None:
-                parent = entry.assignment.candidate.context
+        for evaluation in self.ledger.reported_at(version):
+            if evaluation.assignment.purpose == "propose" and (result := evaluation.result) is not None:
+                parent = evaluation.assignment.candidate.context
                 parents, name = (parent,) if parent else (), context_id(result.text)
                 context = Context(name, result.text, parents, "", result.eval_id, result.fitness)
                 self._append(journal.Proposed(self._now, context))
 
-    def _fail_evaluation(self, entry: Evaluation, failed: Result, worker: str, started: float, finished: float) -> None:
+    def _fail_evaluation(
+        self, evaluation: Evaluation, failed: Result, worker: str, started: float, finished: float
+    ) -> None:
         """Record a failed evaluation and plan its replacement; fail the run if too many have failed in a row."""
         error = failed.error or "it failed without an error message"
-        self._append(journal.Reported(self._now, worker, failed, started, finished, max(entry.attempts, 1)))
+        self._append(journal.Reported(self._now, worker, failed, started, finished, max(evaluation.attempts, 1)))
         self.crew.count_result(worker, failed)
-        self._replace(entry, error)
+        self._replace(evaluation, error)
         if self.ledger.failures_in_a_row >= self.config.run.max_failures_in_a_row:
             self._fail(error)
 
     def _check_digests(self, version: int) -> None:
-        """Void results that were measured around other bits than theta_version, and quarantine their workers."""
-        for entry in self.ledger.reported_at(version):
-            assert entry.result is not None
-            if entry.result.digest != self.ledger.digests[version]:
-                self._quarantine(entry)
+        """Void results that were measured with other parameters than theta_version, and quarantine their workers."""
+        for evaluation in self.ledger.reported_at(version):
+            assert evaluation.result is not None
+            if evaluation.result.digest != self.ledger.digests[version]:
+                self._quarantine(evaluation)
 
-    def _quarantine(self, entry: Evaluation) -> None:
-        assert entry.result is not None
-        version, wrong, name = entry.assignment.version, entry.result.digest, entry.worker or ""
+    def _quarantine(self, evaluation: Evaluation) -> None:
+        assert evaluation.result is not None
+        version, wrong, name = evaluation.assignment.version, evaluation.result.digest, evaluation.worker or ""
         self._replace(
-            entry, f"measured around digest {wrong:016x}, theta_{version} has {self.ledger.digests[version]:016x}"
+            evaluation,
+            f"measured with digest {wrong:016x}, but theta_{version} has {self.ledger.digests[version]:016x}",
         )
         worker = self.crew.workers.get(name)
         if worker is None or worker.state == "rebuilding":
@@ -382,47 +391,48 @@ class Core:
             self.crew.mark(worker, "rebuilding")
             self._send(name, messages.Rebuild(version))
 
-    def _replace(self, entry: Evaluation, reason: str) -> None:
-        """Void an evaluation and plan its replacement; in on-demand schedules a new member takes its place later."""
-        self._void(entry, reason)
-        self._tell(entry.worker or "", "warning", f"evaluation {entry.assignment.eval_id} is void", reason)
-        if not self._made_on_demand(entry):
-            again = self.method.replacement(entry.assignment)
+    def _replace(self, evaluation: Evaluation, reason: str) -> None:
+        """Void an evaluation and plan its replacement. On-demand schedules dispatch a new member later instead."""
+        self._void(evaluation, reason)
+        self._tell(evaluation.worker or "", "warning", f"evaluation {evaluation.assignment.eval_id} is void", reason)
+        if not self._made_on_demand(evaluation):
+            again = self.method.replacement(evaluation.assignment)
             self._append(journal.Planned(self._now, again.version, (again,)))
 
-    def _void(self, entry: Evaluation, reason: str) -> None:
-        self._append(journal.Voided(self._now, entry.assignment.eval_id, reason))
+    def _void(self, evaluation: Evaluation, reason: str) -> None:
+        self._append(journal.Voided(self._now, evaluation.assignment.eval_id, reason))
 
-    def _made_on_demand(self, entry: Evaluation) -> bool:
-        return self.cohort.on_demand and entry.assignment.purpose == "train"
+    def _made_on_demand(self, evaluation: Evaluation) -> bool:
+        """Whether the evaluation is a member of an on-demand schedule, which is never repeated."""
+        return self.cohort.on_demand and evaluation.assignment.purpose == "train"
 
     # --- leases ----------------------------------------------------------------------------------------------
 
     def _holds(self, worker: Worker, eval_id: EvalId | None) -> None:
-        """Note the evaluation that a worker says it holds, whether or not this head leased it; it holds no other."""
+        """Record the one evaluation that a worker says it holds, which an earlier head may have leased; None: none."""
         if worker.lease is not None and worker.lease != eval_id:
             self._drop_lease(worker.name, worker.lease, "the worker no longer holds it")
         if worker.name not in self.crew.workers:
-            return  # it gave up too many leases
+            return  # the worker was removed, since it gave up too many leases
         self.crew.give(worker, eval_id)
-        entry = self.ledger.evaluations.get(eval_id) if eval_id else None
-        if entry is not None and entry.state == "planned":
-            self._lease(entry, worker)
+        evaluation = self.ledger.evaluations.get(eval_id) if eval_id else None
+        if evaluation is not None and evaluation.state == "planned":
+            self._lease(evaluation, worker)
 
-    def _lease(self, entry: Evaluation, worker: Worker) -> None:
-        eval_id = entry.assignment.eval_id
-        self._append(journal.Leased(self._now, eval_id, worker.name, entry.attempts + 1))
+    def _lease(self, evaluation: Evaluation, worker: Worker) -> None:
+        eval_id = evaluation.assignment.eval_id
+        self._append(journal.Leased(self._now, eval_id, worker.name, evaluation.attempts + 1))
         self.crew.give(worker, eval_id)
 
     def _drop_lease(self, worker: str, eval_id: EvalId, reason: str) -> None:
         holder = self.crew.workers.get(worker)
         if holder is not None and holder.lease == eval_id:
             self.crew.give(holder, None)
-        entry = self.ledger.evaluations.get(eval_id)
-        if entry is not None and entry.state == "leased" and entry.worker == worker:
+        evaluation = self.ledger.evaluations.get(eval_id)
+        if evaluation is not None and evaluation.state == "leased" and evaluation.worker == worker:
             self._append(journal.Unleased(self._now, eval_id, worker, reason))
-            if self._made_on_demand(entry):
-                self._void(entry, f"lost: {reason}")
+            if self._made_on_demand(evaluation):
+                self._void(evaluation, f"lost: {reason}")
             if holder is not None and not holder.allowance.take(self._now):
                 self._expel(worker, f"it gives up leases more than {EVENTS_PER_MINUTE} times a minute")
 
@@ -439,23 +449,23 @@ class Core:
         for worker in self.crew.silent_since(self._now - transport.heartbeat_timeout):
             self._lose(worker.name, f"silent for more than {transport.heartbeat_timeout:g} s")
         for worker in list(self.crew.workers.values()):
-            entry = self.ledger.evaluations.get(worker.lease) if worker.lease else None
-            if entry is None or entry.worker != worker.name or entry.state != "leased":
+            evaluation = self.ledger.evaluations.get(worker.lease) if worker.lease else None
+            if evaluation is None or evaluation.worker != worker.name or evaluation.state != "leased":
                 continue
-            if self._now - entry.leased_at > transport.lease_timeout:
-                reason = f"lease of {entry.assignment.eval_id} ran past {transport.lease_timeout:g} s"
+            if self._now - evaluation.leased_at > transport.lease_timeout:
+                reason = f"lease of {evaluation.assignment.eval_id} ran past {transport.lease_timeout:g} s"
                 self._expel(worker.name, reason)
 
     def _give_up_orphans(self) -> None:
-        """In on-demand schedules, void evaluations leased by an earlier head if their workers do not return in time."""
+        """In on-demand schedules, void members leased by an earlier head if their workers do not return in time."""
         if self.cohort.on_demand and self._now - self._began > self.config.transport.heartbeat_timeout:
-            for entry in self.ledger.queued_members():
-                self._void(entry, "lost: its worker did not come back")
+            for evaluation in self.ledger.queued_members():
+                self._void(evaluation, "lost: its worker did not come back")
 
     # --- progress --------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Do everything that has become possible: commit, plan, hand out work, finish."""
+        """Do everything that has become possible: commit, plan, dispatch evaluations, finish."""
         if self._exited:
             return
         self._checkpoint()  # before the next commit moves the arena on
@@ -470,34 +480,36 @@ class Core:
                 self._discard_stale()
             if self.ledger.planned < self.ledger.version:
                 self._plan()
-            while (worker := self.crew.first_idle()) is not None and (entry := self._next_entry()) is not None:
-                self._lease(entry, worker)
-                context = self.ledger.contexts.get(entry.assignment.candidate.context)
-                self._send(worker.name, messages.Work(entry.assignment, context.text if context else ""))
+            while (worker := self.crew.first_idle()) is not None and (
+                evaluation := self._next_evaluation()
+            ) is not None:
+                self._lease(evaluation, worker)
+                context = self.ledger.contexts.get(evaluation.assignment.candidate.context)
+                self._send(worker.name, messages.Work(evaluation.assignment, context.text if context else ""))
         for worker in self.crew.dismissed_and_done():
             self._send(worker.name, messages.Leave(worker.dismissal or "", False, drained=True))
             self._lose(worker.name, worker.dismissal or "")
         self._exit_if_done()
 
-    def _next_entry(self) -> Evaluation | None:
-        """Next evaluation to hand out; in on-demand schedules a member is planned when a worker is free for it."""
-        entry = self.cohort.next_planned(len(self.crew.workers))
-        if entry is None and (assignment := self.cohort.next_member()) is not None:
+    def _next_evaluation(self) -> Evaluation | None:
+        """Next evaluation to dispatch. On-demand schedules plan a member when a worker is free for it."""
+        evaluation = self.cohort.next_planned(len(self.crew.workers))
+        if evaluation is None and (assignment := self.cohort.next_member()) is not None:
             self._append(journal.Planned(self._now, assignment.version, (assignment,)))
-            entry = self.ledger.evaluations[assignment.eval_id]
-        return entry
+            evaluation = self.ledger.evaluations[assignment.eval_id]
+        return evaluation
 
     def _discard_stale(self) -> None:
-        for entry in self.cohort.stale():
-            assert entry.result is not None
-            self.crew.count_useless(entry.worker, entry.result)
-            self._append(journal.Discarded(self._now, entry.assignment.eval_id, self.cohort.update))
+        for evaluation in self.cohort.stale():
+            assert evaluation.result is not None
+            self.crew.count_useless(evaluation.worker, evaluation.result)
+            self._append(journal.Discarded(self._now, evaluation.assignment.eval_id, self.cohort.update))
 
     def _train(self) -> None:
         self._out.append(Train(self.cohort.update, tuple(self.cohort.closed())))
 
     def _trained(self, event: Trained) -> None:
-        """Commit what the trainer made of the closed cohort; its checkpoint is durable."""
+        """Commit the theta that the trainer made from the closed cohort; its checkpoint is durable."""
         self._failed_trainings = 0
         if event.version != self.cohort.update or not self.ledger.closed:
             return
@@ -509,7 +521,7 @@ class Core:
         self.note("error", f"training of theta_{version} failed", reason)
         if self._failed_trainings >= MAX_FAILED_TRAININGS:
             times = self._failed_trainings
-            what = f"theta_{version} could not be trained {times} times in a row; the last: {reason}"
+            what = f"training of theta_{version} failed {times} times in a row; the last error: {reason}"
             self._exit(what, finished=False, failed=True)
         elif self.stopping is None:
             self._train()
@@ -529,8 +541,10 @@ class Core:
             self._out += self.plane.change_epoch()
 
     def _open_transfer(self) -> None:
-        """Open a transfer of theta between two updates of the arena, while there is work. It does not open as soon as a
-        worker joins, so that workers that join together share it."""
+        """Send theta to joining workers, between two updates of the arena, as long as there is work for them.
+
+        This does not happen as soon as a worker joins, so that workers that join together share a transfer.
+        """
         version = self.ledger.version
         digest, is_last = self.ledger.digests.get(version), version >= self.config.run.num_updates
         has_work = not is_last or self.ledger.num_queued(("centre", "eval")) > 0

@@ -1,6 +1,6 @@
-"""The workers that are connected right now.
+"""The workers that are currently connected.
 
-Volatile on purpose: a head that restarts meets its workers anew, through their Hello.
+This state is not in the journal: after a restart of the head, every worker sends Hello again.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ WorkerState = Literal["ready", "joining", "draining", "rebuilding"]
 
 @dataclass
 class Worker:
-    """One incarnation of a worker. `lease` is the evaluation that it works on, even if that no longer counts."""
+    """One incarnation of a worker: one process from its start to its exit."""
 
     name: str
     seat: str
@@ -28,11 +28,12 @@ class Worker:
     seen_at: float
     state: WorkerState = "ready"
     dismissal: str | None = None
-    """Why it is told to exit as soon as it holds no evaluation; None: it is not."""
+    """Why the worker must exit as soon as it holds no evaluation; None if it stays."""
     lease: EvalId | None = None
+    """The evaluation that the worker runs, even if its result will no longer be counted."""
     rebuilds: int = 0
     refusals: int = 0
-    """Number of its messages that broke a rule."""
+    """Number of its invalid messages."""
     allowance: Allowance = field(default_factory=events_allowance)
     num_results: int = 0
     seconds_busy: float = 0.0
@@ -41,7 +42,11 @@ class Worker:
 
 @dataclass
 class Crew:
-    """The connected workers. Only methods here change `state`, `lease` and `dismissal`, to track idle ones."""
+    """The connected workers, and which of them are idle.
+
+    Only methods of this class change `state`, `lease` and `dismissal` of a worker, so that the index of idle workers is
+    always right.
+    """
 
     workers: dict[str, Worker] = field(default_factory=dict)
     num_tokens: int = 0
@@ -50,7 +55,7 @@ class Crew:
     _seats: dict[str, dict[str, Worker]] = field(default_factory=dict)
 
     def join(self, hello: Hello, now: float) -> Worker:
-        """Add a new incarnation, or update one that says Hello again."""
+        """Add a new incarnation, or update one that has sent Hello again."""
         worker = self.workers.get(hello.worker)
         if worker is None:
             offer = Offer(hello.collective, hello.gpu)
@@ -74,7 +79,7 @@ class Crew:
         self._sort(worker)
 
     def give(self, worker: Worker, lease: EvalId | None) -> None:
-        """Set the evaluation that a worker works on; None: nothing."""
+        """Set the evaluation that a worker runs; None if it runs none."""
         worker.lease = lease
         self._sort(worker)
 
@@ -91,7 +96,7 @@ class Crew:
             self._idle.pop(worker.name, None)
 
     def seen(self, name: str, now: float) -> bool:
-        """Note a sign of life; False if the worker is unknown."""
+        """Record that a message came from a worker; False if the worker is unknown."""
         if name in self.workers:
             self.workers[name].seen_at = now
         return name in self.workers
@@ -99,8 +104,8 @@ class Crew:
     def in_seat(self, seat: str) -> list[Worker]:
         return list(self._seats.get(seat, {}).values())
 
-    def called(self, who: str) -> list[Worker]:
-        """Workers with this seat or name."""
+    def by_name_or_seat(self, who: str) -> list[Worker]:
+        """Workers with this name or in this seat."""
         by_name = self.workers.get(who)
         return [by_name] if by_name is not None else self.in_seat(who)
 
@@ -117,6 +122,7 @@ class Crew:
         return next(iter(self._idle.values()), None)
 
     def silent_since(self, time: float) -> list[Worker]:
+        """Workers whose last message came before `time`."""
         return [worker for worker in self.workers.values() if worker.seen_at < time]
 
     def count_result(self, name: str, result: Result) -> None:
@@ -127,7 +133,7 @@ class Crew:
             worker.seconds_useful += _seconds(result) if result.error is None else 0.0
 
     def count_useless(self, name: str | None, result: Result) -> None:
-        """Count a good result that will not be used."""
+        """Count a valid result that will not be used."""
         if (worker := self.workers.get(name or "")) is not None:
             worker.seconds_useful -= _seconds(result)
 

@@ -1,4 +1,4 @@
-"""What the core hears: messages of workers, finished work beside the loop, signals and the clock."""
+"""Events for the core: messages of workers, finished background work, signals and the clock."""
 
 from msgspec import Struct
 
@@ -6,13 +6,13 @@ from hpc_es.transport.messages import AnyMessage, OpenTransfer
 
 
 class Received(Struct, frozen=True, gc=False):
-    """A message of a worker."""
+    """A message from a worker has arrived."""
 
     message: AnyMessage
 
 
 class Updated(Struct, frozen=True, gc=False):
-    """The head's arena is at `version`."""
+    """The head's arena has reached `version`."""
 
     version: int
     digest: int
@@ -21,7 +21,7 @@ class Updated(Struct, frozen=True, gc=False):
 
 
 class Trained(Struct, frozen=True, gc=False):
-    """The trainer made theta_version of the closed cohort; its checkpoint is on disk."""
+    """The trainer has made theta_version from the closed cohort; its checkpoint is on disk."""
 
     version: int
     digest: int
@@ -32,33 +32,39 @@ class Trained(Struct, frozen=True, gc=False):
 
 
 class TrainingFailed(Struct, frozen=True):
-    """The trainer ended without theta_version."""
+    """The trainer exited without theta_version."""
 
     version: int
     reason: str
 
 
 class CheckpointSaved(Struct, frozen=True, gc=False):
+    """A checkpoint of theta_version is on disk."""
+
     version: int
 
 
 class GroupUp(Struct, frozen=True, gc=False):
+    """All workers have joined the process group of an epoch."""
+
     epoch: int
 
 
 class GroupFailed(Struct, frozen=True, gc=False):
+    """The process group of an epoch was not formed, or has ended."""
+
     epoch: int
     detail: str
 
 
 class TransferReady(Struct, frozen=True, gc=False):
-    """The arena's thread has come to the transfer, and waits for those who are called."""
+    """The arena's thread starts the transfer and waits for the invited workers; `calls` are the messages to them."""
 
     calls: dict[str, OpenTransfer]
 
 
 class TransferEnded(Struct, frozen=True, gc=False):
-    """`workers` were sent theta; or nobody was, and `error` says why."""
+    """`workers` have received theta; or no worker has, and `error` says why."""
 
     workers: tuple[str, ...]
     num_bytes: int
@@ -71,13 +77,15 @@ class Tick(Struct, frozen=True, gc=False):
 
 
 class StopAsked(Struct, frozen=True, gc=False):
+    """A signal asked the head to stop."""
+
     reason: str
     comes_back: bool = False
-    """A head of this run will start again elsewhere: the workers are not sent home."""
+    """Whether a new head will continue the run, so that the workers should wait for it and not exit."""
 
 
 class NoWorkersLeft(Struct, frozen=True):
-    """No worker is left, and none will come."""
+    """No worker is connected, and none will join."""
 
     reason: str
 

@@ -1,7 +1,7 @@
-"""What the core tells the loop to do.
+"""Instructions of the core to the loop.
 
-The loop performs the instructions of a batch in this order: every Append, one fsync, then all the rest. So
-nothing leaves the head before it is durable.
+The loop carries out the instructions of a batch in this order: every Append, one fsync, then all others. So the head
+sends nothing that a crash could undo.
 """
 
 from msgspec import Struct
@@ -13,40 +13,40 @@ from hpc_es.transport.messages import AnyMessage
 
 
 class Append(Struct, frozen=True, gc=False):
-    """To the journal."""
+    """Append a record to the journal."""
 
     record: AnyRecord
 
 
 class Send(Struct, frozen=True, gc=False):
-    """On the control plane."""
+    """Send a message to a worker on the control plane."""
 
     worker: str
     message: AnyMessage
 
 
 class Update(Struct, frozen=True, gc=False):
-    """Apply a commit to the arena; answered by Updated."""
+    """Apply a commit to the arena; the event Updated follows."""
 
     commit: Commit
 
 
 class Train(Struct, frozen=True, gc=False):
-    """Have the closed cohort trained into theta_version; answered by Trained or TrainingFailed."""
+    """Start a trainer that makes theta_version from the closed cohort; Trained or TrainingFailed follows."""
 
     version: int
     cohort: tuple[tuple[Assignment, Result], ...]
-    """In the order of the record that closed it."""
+    """In the order of the journal record that closed the cohort."""
 
 
 class SaveCheckpoint(Struct, frozen=True, gc=False):
-    """Save a checkpoint of the arena, which is at `version`; answered by CheckpointSaved."""
+    """Save a checkpoint of the arena, which is at `version`; CheckpointSaved follows."""
 
     version: int
 
 
 class OpenGroup(Struct, frozen=True, gc=False):
-    """Open the process group of a new epoch and call its members; answered by GroupUp or GroupFailed."""
+    """Open the process group of a new epoch and invite its members; GroupUp or GroupFailed follows."""
 
     epoch: int
     workers: tuple[str, ...]
@@ -54,15 +54,15 @@ class OpenGroup(Struct, frozen=True, gc=False):
 
 
 class Broadcast(Struct, frozen=True, gc=False):
-    """Send a commit record through the collective plane; a failure is answered by GroupFailed."""
+    """Send a commit record through the collective plane; GroupFailed follows if this fails."""
 
     epoch: int
     data: bytes
 
 
 class Transfer(Struct, frozen=True, gc=False):
-    """Send the arena, which then stands at `version`, to these; answered by TransferReady and TransferEnded, or by
-    TransferEnded alone."""
+    """Send the arena, which is at `version`, to these workers; TransferReady and TransferEnded follow, or TransferEnded
+    alone."""
 
     number: int
     workers: tuple[str, ...]
@@ -72,9 +72,13 @@ class Transfer(Struct, frozen=True, gc=False):
 
 
 class Exit(Struct, frozen=True, gc=False):
+    """End the head."""
+
     reason: str
     finished: bool
+    """All updates and evaluations are done."""
     failed: bool
+    """The run cannot continue without a person's help."""
 
 
 Instruction = Append | Send | Update | Train | SaveCheckpoint | OpenGroup | Broadcast | Transfer | Exit

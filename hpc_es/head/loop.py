@@ -1,8 +1,8 @@
-"""The head as a process: performs what the core decides.
+"""The head as a process: carries out what the core decides.
 
-Consumes control messages, finished arena work, failed broadcasts and signals; produces journal records, messages
-and broadcasts. It waits only for messages (until the next tick). Order within a batch: every record is appended,
-one fsync makes them durable, then messages go out; so no one is told what a crash could undo.
+It consumes control messages, finished arena work, failed broadcasts and signals; it produces journal records, messages
+and broadcasts. It waits for messages only, until the next tick. Order within a batch: append every record, make them
+durable with one fsync, then send messages. So the head sends nothing that a crash could undo.
 """
 
 import gc
@@ -77,34 +77,38 @@ from hpc_es.version import __version__
 log = logging.getLogger(__name__)
 
 TICK_S = 0.5
-ALONE_S = 30.0
-"""How long a head without workers waits before it asks whether one will come, and between two such questions."""
+NO_WORKERS_CHECK_S = 30.0
+"""How often a head without workers checks whether one can still join."""
 GC_THRESHOLD = 100_000
-"""Objects between two collections: most of what a head makes it keeps, and looking through it finds no garbage."""
+"""New objects between two garbage collections. A head keeps most of its objects, so that collections find little."""
 
 
 def workers_may_join() -> str | None:
+    """Default of `workers_are_gone`: a worker may always join."""
     return None
 
 
 def run_head(run_dir: Path, *, local: bool, workers_are_gone: Callable[[], str | None] = workers_may_join) -> int:
-    """Be the head of a run until it ends. Exit code 0: all is done, 3: it was stopped, 1: it gave up, 4: its job is
-    nearly over (SIGUSR2) and should be queued again.
+    """Run the head of a run until it ends, and return its exit code.
 
-    `local`: all workers run on this machine, so loopback is a good address, and SIGTERM ends them too. A scheduler
-    sends SIGTERM also to a job that it will start again; then the workers find out what has become of their head.
-    `workers_are_gone` is asked while there are no workers, and says why none will come.
+    Exit codes: 0, the run is finished; 3, it was stopped; 1, it failed; 4, the time limit of the head's job is near
+    (SIGUSR2), and the job should be queued again.
 
-    Errors: ConfigError, ModelError, StoreError (Superseded when a newer head has taken over), RunFailed.
+    local: all workers run on this machine; then loopback is a suitable address, and SIGTERM stops the workers too. On a
+    cluster, SIGTERM may come from a scheduler that will restart the job; then the workers wait for the next head, and
+    check with Slurm whether there will be one.
+    workers_are_gone: called while there are no workers; returns why none will join, or None.
+
+    Errors: ConfigError, ModelError, StoreError (Superseded if a newer head has taken over), RunFailed.
     """
     gc.set_threshold(GC_THRESHOLD)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file, and 1024 is a usual limit
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file; the limit is often 1024
     paths = RunPaths(run_dir)
     config = load(paths.config).config
     with Head(paths, config, local=local, workers_are_gone=workers_are_gone) as head:
         outcome = head.run()
-    log.info("head ends: %s", outcome.reason)
+    log.info("the head exits: %s", outcome.reason)
     if outcome.failed:
         return 1
     if outcome.finished:
@@ -113,6 +117,8 @@ def run_head(run_dir: Path, *, local: bool, workers_are_gone: Callable[[], str |
 
 
 class Head:
+    """The head's loop, with the arena, journal, sockets and background threads that it needs."""
+
     def __init__(
         self,
         paths: RunPaths,
@@ -155,7 +161,7 @@ class Head:
         self.server = HeadServer(paths, self.journal.generation, config.run.name, host, largest=limits.to_head(config))
         transport = config.transport
         offer = NOTHING if transport.backend == "none" else own_offer()
-        choose_backend(transport.backend, [offer])  # what the head itself lacks is told before anyone waits for it
+        choose_backend(transport.backend, [offer])  # raise now if this process does not support the wanted backend
         self.collective = None
         if offer.backend != "none":
             self.collective = HeadCollective(
@@ -165,7 +171,7 @@ class Head:
         self._training = Training(paths, self._post)
         self._removes_traces = methods.find(config.method).needs_traces and not config.store.traces
         self.anchor = Anchor(config.run.name, self.journal.generation, self.clock(), ledger.version)
-        self._alone_since = self.clock()
+        self._no_workers_since = self.clock()
         if restored is not None:
             self._post(restored)
 
@@ -173,7 +179,7 @@ class Head:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if error is not None and not isinstance(error, Superseded):  # then the workers are the newer head's
+        if error is not None and not isinstance(error, Superseded):  # if superseded, the workers follow the newer head
             for worker in self.core.crew.workers:
                 self.server.send(worker.encode(), Leave(f"the head failed: {quote_error(error)}", False))
         self._training.close()
@@ -182,7 +188,7 @@ class Head:
             self.collective.close()
         self._arena_pool.shutdown()
         try:
-            self.journal.close()  # first, so that run.h5 has the end mark too and is not behind
+            self.journal.close()  # first, so that run.h5 covers the journal's end mark too and is up to date
         finally:
             self._record_hdf5(final=True)
             self._hdf5_pool.shutdown()
@@ -201,7 +207,7 @@ class Head:
         )
 
     def _refuse_another_run(self) -> None:
-        """What the journal began with is what this head must go on with; asked before the journal is touched."""
+        """Check, before writing to the journal, that its configuration and base model are those of this head."""
         started = next(read_journal(self.paths.root, warn=log.warning), None)
         if not isinstance(started, journal.Started):
             return
@@ -209,13 +215,13 @@ class Head:
         if started.base_digest != self.arena.base_digest:
             raise ConfigError(
                 f"model.path={self.config.model.path} has digest {self.arena.base_digest:016x}, but this run "
-                f"began from {started.base_digest:016x}: bring that checkpoint back, or choose another run.name"
+                f"began with {started.base_digest:016x}: restore that checkpoint, or choose another run.name"
             )
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
     def run(self) -> Exit:
-        """Until the core says Exit. Errors: StoreError, RunFailed, whatever broke in the arena's thread."""
+        """Run until the core's Exit instruction. Errors: StoreError, RunFailed, any error of the arena's thread."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._signalled)
         self._perform(self.core.start(self.clock()))
@@ -235,7 +241,7 @@ class Head:
                 instructions += self._tick()
             self._perform(instructions)
             if self.core.stopping is not None and self.collective is not None:
-                self.collective.end_transfers()  # the last checkpoint waits behind them
+                self.collective.end_transfers()  # the last checkpoint would have to wait for them
         return self._outcome
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
@@ -244,18 +250,18 @@ class Head:
 
     def _tick(self) -> list[Instruction]:
         if self.journal.superseded():
-            raise Superseded(f"a newer head than generation {self.journal.generation} has taken {self.paths.root} over")
+            raise Superseded(f"a newer head than generation {self.journal.generation} has taken over {self.paths.root}")
         if self.clock() - self._hdf5_at >= self.config.store.hdf5_every:
             self._record_hdf5()
         self._look_for_workers()
         return self.core.handle(Tick(), self.clock())
 
     def _look_for_workers(self) -> None:
-        """While there are none, ask now and then whether one will come; beside the loop, since Slurm may be slow."""
+        """While there are no workers, check from time to time whether one can join; in a thread, as Slurm is slow."""
         if self.core.crew.workers:
-            self._alone_since = self.clock()
-        elif self.clock() - self._alone_since > ALONE_S:
-            self._alone_since = self.clock()
+            self._no_workers_since = self.clock()
+        elif self.clock() - self._no_workers_since > NO_WORKERS_CHECK_S:
+            self._no_workers_since = self.clock()
             threading.Thread(target=self._ask_for_workers, name="look-for-workers", daemon=True).start()
 
     def _ask_for_workers(self) -> None:
@@ -270,11 +276,11 @@ class Head:
             self.journal.sync()
             self._unwritten += records
             self._remove_traces(records)
-        letters: dict[str, list[AnyMessage]] = {}
+        outgoing: dict[str, list[AnyMessage]] = {}
         for instruction in instructions:
             if isinstance(instruction, Send):
-                letters.setdefault(instruction.worker, []).append(instruction.message)
-        self.server.send_all(letters)
+                outgoing.setdefault(instruction.worker, []).append(instruction.message)
+        self.server.send_all(outgoing)
         for instruction in instructions:
             match instruction:
                 case Broadcast(epoch=epoch, data=data) if self.collective is not None:
@@ -294,7 +300,7 @@ class Head:
                     self._outcome = instruction
 
     def _remove_traces(self, records: Sequence[journal.AnyRecord]) -> None:
-        """Remove the traces that nothing needs any more, now that it is durable that nothing does."""
+        """Remove the traces of evaluations that these durable records show to be used or discarded."""
         if not self._removes_traces:
             return
         for record in records:
@@ -308,7 +314,7 @@ class Head:
             for eval_id in done:
                 remove_traces(self.paths.traces, eval_id)
 
-    # --- work beside the loop -----------------------------------------------------------------------------------
+    # --- work on other threads ----------------------------------------------------------------------------------
 
     def _update(self, commit: Commit) -> Event:
         if isinstance(commit.body, Weights):
@@ -317,7 +323,7 @@ class Head:
         return Updated(commit.version, report.digest, report.update_norm, report.seconds)
 
     def _load_trained(self, version: int, body: Weights) -> Event:
-        """Bring the arena to what the trainer wrote. Errors: StoreError when its checkpoint is not what it said."""
+        """Load the trainer's checkpoint into the arena. Errors: StoreError if its digest is not the reported one."""
         began = time.monotonic()
         self.arena.reload(checkpoint.adopt(self.paths, version))
         if (digest := self.arena.digest()) != body.digest:
@@ -332,7 +338,7 @@ class Head:
         return CheckpointSaved(version)
 
     def _transfer(self, transfer: Transfer) -> Event:
-        """theta to workers that join. It stands still meanwhile: the next update waits, commits do not."""
+        """Send theta to joining workers. The next update of the arena waits for this, commits do not."""
         assert self.collective is not None
         assert self.arena.version == transfer.version
         memory = self.arena.memory.data.cast("B")
@@ -354,7 +360,7 @@ class Head:
         self._post(GroupUp(event.epoch) if isinstance(event, EpochUp) else GroupFailed(event.epoch, event.detail))
 
     def _post(self, event: Event | BaseException) -> None:
-        """From any thread, or a signal handler."""
+        """Pass the loop an event, or an error to raise. May be called from other threads and signal handlers."""
         self._events.put(event)
         self.server.wake()
 
@@ -368,7 +374,7 @@ class Head:
         return events
 
     def _record_hdf5(self, final: bool = False) -> None:
-        """Bring run.h5 up to date in its own thread; it is derived, so a failure is an event and is tried again."""
+        """Update run.h5 in a separate thread. It is derived data, so a failure is only logged, and tried again."""
         if not final and self._hdf5_job is not None and not self._hdf5_job.done():
             return
         self._hdf5_at = self.clock()
@@ -381,17 +387,17 @@ class Head:
                 self.hdf5.add(record)
             self.hdf5.flush(journal_bytes, last=final)
         except StoreError as error:
-            log.warning("run.h5 was not written, and will be tried again: %s", error)
+            log.warning("run.h5 was not written; the next attempt follows: %s", error)
 
 
 def restore(arena: Arena, apply: Apply, paths: RunPaths, ledger: Ledger) -> Updated | None:
-    """Bring the arena to the ledger's version; the event to post when its digest was never recorded.
+    """Bring the arena to the ledger's version. If its digest was never recorded, return the event that records it.
 
-    Errors: VerifyError when the rebuilt parameters are not the bits that the journal has.
+    Errors: VerifyError if the digest of the rebuilt parameters is not the recorded one.
     """
     version = ledger.version
     if version and isinstance(ledger.commits[version].body, Weights):
-        checkpoint.adopt(paths, version)  # a head that ended just after the commit had no time for it
+        checkpoint.adopt(paths, version)  # the previous head may have exited between the commit and this step
     checkpoint.set_aside(paths, ledger.digests)
     report = bring_to(version, arena, paths, ledger.commits, ledger.digests, apply)
     if version in ledger.digests:

@@ -1,4 +1,4 @@
-"""What the head answers when someone asks how the run is going."""
+"""The head's answer to a StatusRequest."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from hpc_es.transport.messages import Status, WorkerStatus
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where this head began; rates are measured from here."""
+    """Time and version at which this head started; rates are measured from there."""
 
     run_id: str
     generation: int
@@ -56,12 +56,12 @@ def _why_idle(core: Core) -> str:
     if not num_idle or core.stopping is not None:
         return ""
     if core.ledger.version >= core.config.run.num_updates:
-        return f"{num_idle} idle: no update is left to work for"
+        return f"{num_idle} idle: all updates are done"
     if cohort.on_demand and cohort.room() == 0:
         bound = cohort.schedule.max_lag
         most = cohort.schedule.population * (bound + 1)
-        return f"{num_idle} idle: more than {most} evaluations at once would break the bound of lag {bound}"
-    return f"{num_idle} idle: all of this version is handed out, and its cohort is not complete"
+        return f"{num_idle} idle: more than {most} evaluations at once would exceed the largest lag, {bound}"
+    return f"{num_idle} idle: all evaluations of this version are dispatched, and its cohort is not complete"
 
 
 def _worker(core: Core, worker: Worker, now: float) -> WorkerStatus:

@@ -1,7 +1,7 @@
-"""Methods by name: how candidates are made, and what a cohort becomes.
+"""Find a method by name. A method defines how candidates are made and how a cohort updates theta.
 
-To add a method, subclass `hpc_es.methods.base.Method` and name it in `_BUILT_IN`. One of your own needs no change here:
-`method: package.module:Class`.
+To add a built-in method, subclass `hpc_es.methods.base.Method` and name it in `_BUILT_IN`. A method outside of this
+package needs no change here: `method: package.module:Class`.
 """
 
 import difflib
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
     from hpc_es.methods.base import Method, Tasks
 
 _BUILT_IN = {"es": "hpc_es.methods.es.method:EvolutionStrategies"}
-"""Modules are imported when a method is made, not before: an arena needs an optimiser's names, and no configuration."""
+"""A module is imported when its method is used, so that an arena can import optimiser.py without the configuration."""
 
 
 def make(config: "Config", tasks: "Tasks | None" = None) -> "Method":
-    """The method of a run. `tasks` may be left out where nothing is assigned. Errors: ConfigError."""
+    """Make the method of a run. `tasks` may be omitted if nothing will be assigned. Errors: ConfigError."""
     from hpc_es.methods.base import Tasks
 
     method = find(config.method)
     if method.trains and config.es.optimiser.kind != "none":
         raise ConfigError(
-            f"es.optimiser.kind={config.es.optimiser.kind} is for updates by seeds, and method={config.method} has a "
-            "trainer: use es.optimiser.kind=none"
+            f"es.optimiser.kind={config.es.optimiser.kind} applies to updates by seeds only, but "
+            f"method={config.method} uses a trainer: set es.optimiser.kind=none"
         )
     return method(config, tasks or Tasks(0, 0))
 
 
 def find(name: str) -> "type[Method]":
-    """The class of a method; its module is imported. Errors: ConfigError when there is none."""
+    """Import and return the class of a method. Errors: ConfigError if there is none."""
     from hpc_es.methods.base import Method
 
     listed = ", ".join(sorted(_BUILT_IN))
     if name not in _BUILT_IN and ":" not in name:
         close = difflib.get_close_matches(name, _BUILT_IN, n=1)
         hint = f", did you mean {close[0]!r}?" if close else ""
-        raise ConfigError(f"method={name!r} is unknown{hint}; built in: {listed}; your own: package.module:Class")
+        raise ConfigError(f"method={name!r} is unknown{hint}; built in: {listed}; for your own: package.module:Class")
     module, _, attribute = _BUILT_IN.get(name, name).partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module of the user's may raise anything
+    except Exception as error:  # the user's module may raise any error
         raise ConfigError(f"method={name!r} cannot be imported: {quote_error(error)}") from error
     if not (inspect.isclass(found) and issubclass(found, Method)):
         raise ConfigError(f"method={name!r} is not a subclass of hpc_es.methods.base.Method")

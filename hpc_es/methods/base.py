@@ -1,9 +1,8 @@
-"""The contract of a method: what a run dispatches, and what a full cohort becomes.
+"""The contract of a method: which evaluations a run dispatches, and which update a full cohort makes.
 
-Invariant: a method is pure. What it answers follows from the configuration and from what it is given, so a head that
-restarts decides alike, and `verify` asks again afterwards and must get the same answers. Methods know the schedules of
-staleness, which know nothing of methods; head, verify, counterfactual, simulator and planner ask the method and never
-look inside it (design, section 13).
+Invariant: a method is pure. Its results depend on the configuration and its arguments only, so a head that restarts
+makes the same decisions, and `verify` can compute them again. Methods use the staleness schedules, which do not depend
+on methods. Head, verify, counterfactual, simulator and planner use this contract only (design, section 13).
 """
 
 from abc import ABC, abstractmethod
@@ -43,13 +42,13 @@ class Method(ABC):
     """One way to post-train: subclass it, and name it in methods/__init__.py or as package.module:Class."""
 
     trains = False
-    """Whether a trainer digests a closed cohort (two-phase commit); its commits have weights as their body."""
+    """Whether a trainer makes theta from a closed cohort (two-phase commit); the commits then contain Weights."""
     needs_traces = False
     """Whether the trainer needs the sampled tokens of every candidate (see hpc_es/traces.py)."""
     needs_centre = False
-    """Whether updates need the fitness of the unperturbed policy on the batch of every version that they consume."""
+    """Whether updates need the centre's fitness: that of the unperturbed policy on the batch of a version."""
     answerable: tuple[str, ...] = ()
-    """Configuration keys whose change `counterfactual` can answer from the log, without new rollouts."""
+    """Configuration keys that `counterfactual` can change, because their effect follows from recorded results."""
 
     def __init__(self, config: Config, tasks: Tasks) -> None:
         self.config = config
@@ -64,23 +63,23 @@ class Method(ABC):
 
     @property
     def cohort_key(self) -> str:
-        """The configuration key that sets `cohort_size`, for messages."""
+        """Name of the configuration key that sets `cohort_size`, for messages."""
         return "es.population"
 
     @abstractmethod
     def assign(self, version: int, slot: int, update: int, pool: Mapping[str, Context] = NO_CONTEXTS) -> Assignment:
-        """The evaluation in one slot at a version, meant for one update; `pool`: the contexts in use, by id."""
+        """The evaluation in a slot of a version, planned for one update; `pool`: the contexts in use, by id."""
 
     def proposals(self, version: int, pool: Mapping[str, Context]) -> Sequence[Assignment]:
         """Evaluations with purpose "propose" to dispatch at a version; `pool`: the contexts in use, by id."""
         return ()
 
     def replacement(self, void: Assignment) -> Assignment:
-        """The evaluation that takes the place of a void one: the same tasks, but what is random is drawn again."""
+        """The evaluation that replaces a void one: it has the same tasks, but its random numbers are drawn again."""
         return _renamed(void, void.eval_id.next_replacement)
 
     def plan(self, schedule: Schedule, version: int, pool: Mapping[str, Context]) -> tuple[Assignment, ...]:
-        """Everything to dispatch at a version, whoever is free: candidates in slot order, the centre, evaluations."""
+        """All evaluations to plan at a version, in order: candidates by slot, centre, proposals, evaluation tasks."""
         planned = [self.assign(version, dispatch.slot, dispatch.update, pool) for dispatch in schedule.plan(version)]
         has_candidates = bool(planned) or (schedule.on_demand and version < schedule.num_updates)
         if self.needs_centre and has_candidates:
@@ -92,54 +91,54 @@ class Method(ABC):
         return tuple(planned)
 
     def centre(self, version: int) -> Assignment:
-        """The unperturbed policy on the batch that the candidates of its version play."""
+        """The evaluation of the unperturbed policy on the batch of a version's candidates."""
         eval_id = EvalId(version, 0, 0, "centre")
         return Assignment(eval_id, 0, Candidate(version), self.batch(version), self.sampling_seed(version))
 
-    # --- what a cohort becomes -----------------------------------------------------------------------------------
+    # --- the update from a cohort --------------------------------------------------------------------------------
 
     @abstractmethod
     def commit(self, update: int, cohort: Cohort, centres: Mapping[int, float] | None = None) -> Commit:
-        """The update that a full cohort makes; for a method that trains, all but the body (see `Closed`).
+        """The update from a full cohort. If the method trains, the head replaces the body (see `Closed`).
 
         `centres`: version -> fitness of the unperturbed policy on its batch. Errors: VerifyError.
         """
 
     def train(self, theta: Mapping[str, "Array"], update: int, cohort: Cohort) -> dict[str, float]:
-        """Turn theta_{update-1} into theta_update, in place; returns metrics. For a method that trains.
+        """Change theta_{update-1} to theta_update, in place; returns metrics. Only for methods that train.
 
         `theta`: float32 arrays by canonical name. Called in the trainer's process, and again for the same cohort if
         that process or the head ended before the update was committed.
         """
-        raise NotImplementedError(f"method={self.config.method} has trains=True, but no train()")
+        raise NotImplementedError(f"method={self.config.method} has trains=True, but does not define train()")
 
     def pool_change(self, pool: Mapping[str, Context], proposed: Sequence[Context]) -> PoolChange | None:
-        """How the next commit changes the pool, given the contexts proposed since the last one; None: not at all."""
+        """Changes of the pool in the next commit, given the contexts proposed since the last one; None: no change."""
         return None
 
     def why_null(self, commit: Commit) -> str:
-        """What made an update leave theta alone, and what would help."""
-        return "the cohort taught nothing"
+        """Why an update did not change theta, and what the user can do about it."""
+        return "the method found nothing to learn from this cohort"
 
     def remark(self, commit: Commit) -> tuple[str, str] | None:
-        """An event worth recording about a commit: (what, detail)."""
+        """An event to record with a commit, as (what, detail); None if there is none."""
         return None
 
     def advice(self) -> str | None:
-        """A warning about the configuration, for the first start of a run."""
+        """A warning about the configuration, shown when a run first starts; None if there is none."""
         return None
 
-    # --- what verify asks ------------------------------------------------------------------------------------------
+    # --- for verify ------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def faults_in_assignment(self, assignment: Assignment) -> list[str]:
-        """Why a planned candidate does not follow from run seed and configuration."""
+        """Differences between a planned candidate and what run seed and configuration give; empty if there are none."""
 
     @abstractmethod
     def faults_in_commit(self, commit: Commit, cohort: Cohort, centres: Mapping[int, float]) -> list[str]:
-        """Why the body of a recorded commit does not follow from the recorded results."""
+        """Differences between a recorded commit and what the recorded results give; empty if there are none."""
 
-    # --- what every method shares ------------------------------------------------------------------------------------
+    # --- common to all methods ---------------------------------------------------------------------------------------
 
     @property
     def batch_size(self) -> int:
@@ -156,11 +155,11 @@ class Method(ABC):
         return schedule_of(self.config, self.cohort_size)
 
     def batch(self, version: int) -> tuple[int, ...]:
-        """Training tasks that the candidates of a version play."""
+        """Training tasks of the candidates of a version."""
         return _drawn(self.config.run.seed, version, self.batch_size, self.tasks.train)
 
     def sampling_seed(self, version: int) -> int:
-        """Sampling seed that the evaluations of a version share."""
+        """Sampling seed of all evaluations of a version on training tasks."""
         return _sampling_seed(self.config.run.seed, version)
 
 
@@ -174,5 +173,5 @@ def _renamed(void: Assignment, eval_id: EvalId) -> Assignment:
 
 
 _drawn = lru_cache(maxsize=64)(seeds.task_batch)
-"""All candidates of a version play one batch, which is drawn once."""
+"""All candidates of a version play the same batch, so it is drawn once."""
 _sampling_seed = lru_cache(maxsize=64)(seeds.sampling_seed)

@@ -1,4 +1,4 @@
-"""Evaluations of the unperturbed policy on held-out tasks: when, and in which batches. The same for every method."""
+"""Evaluations of the unperturbed policy on held-out tasks: when, and in which batches. All methods use these rules."""
 
 from collections.abc import Iterator
 

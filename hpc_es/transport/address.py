@@ -1,7 +1,8 @@
-"""Which address a head publishes, and how addresses of both families are written.
+"""Choose the address that a head publishes, and format IPv4 and IPv6 addresses.
 
-An address is numeric text: 10.1.2.3, fd00::2, or fe80::2%ib0 where one is only valid on one network. Invariant: on a
-cluster the head's is one that other nodes can reach; loopback only where someone wrote it down.
+An address is numeric text: 10.1.2.3, fd00::2, or fe80::2%ib0 for an address that is valid on one network only.
+Invariant: on a cluster the head publishes an address that other nodes can reach. It publishes a loopback address only
+if the configuration says so.
 """
 
 import fcntl
@@ -20,15 +21,15 @@ log = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses reserved for documentation, stand-ins for any address beyond the networks of this machine."""
+"""Addresses reserved for documentation. The route to them is the default route."""
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def resolve_host(config: TransportConfig, local: bool) -> str:
-    """The address to bind and to publish: `host`, else that of `interface`, else loopback for a local run, else that of
-    the default route. IPv4 where there are both.
+    """Return the address to bind and to publish. IPv4 is preferred to IPv6.
 
-    Errors: TransportError when there is none, or when a name leads to loopback although workers run elsewhere.
+    In this order: `host`, the address of `interface`, loopback for a local run, the address of the default route.
+    Errors: TransportError if there is none, or if a host name resolves to loopback although workers run on other nodes.
     """
     if config.host is not None:
         return _address_of_host(config.host, local)
@@ -38,23 +39,23 @@ def resolve_host(config: TransportConfig, local: bool) -> str:
 
 
 def address_towards(host: str) -> str:
-    """The address by which this machine would reach the address `host`. Errors: OSError when there is no way."""
+    """Return this machine's address on the route to `host`. Errors: OSError if there is no route."""
     with socket.socket(family(host), socket.SOCK_DGRAM) as probe:
         probe.connect(_socket_address(host, 9))  # a datagram socket: this sends nothing, it only picks the route
         return _text(probe.getsockname())
 
 
 def address_for_peers(host: str, interface: str | None) -> str:
-    """Where this machine is reached by others of a group whose head is at `host`: the address of `interface` of the
-    same family, else (or where this machine has no such interface) the one on the way to the head.
+    """Return the address at which other members of a group reach this machine; the group's head is at `host`.
 
-    Errors: OSError when there is no way.
+    This is the address of `interface` in the same family. Without an interface, or if this machine does not have it,
+    it is this machine's address on the route to the head. Errors: OSError if there is no route.
     """
     if interface is not None:
         try:
             return _address_of_interface(interface, family(host))
         except TransportError as error:
-            log.warning("%s; taking the address on the way to %s", error, host)
+            log.warning("%s; using the address on the route to %s", error, host)
     return address_towards(host)
 
 
@@ -63,12 +64,12 @@ def family(address: str) -> socket.AddressFamily:
 
 
 def with_port(address: str, port: int | str) -> str:
-    """As URLs and endpoints of ZeroMQ have it: 10.1.2.3:80, [::1]:80."""
+    """Format address and port as in URLs and ZeroMQ endpoints: 10.1.2.3:80, [::1]:80."""
     return f"[{address}]:{port}" if family(address) == socket.AF_INET6 else f"{address}:{port}"
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens at a free port of this address, and of no other. Errors: OSError."""
+    """Return a socket that listens on a free port of this address only. Errors: OSError."""
     return socket.create_server(_socket_address(address, 0), family=family(address))
 
 
@@ -85,25 +86,27 @@ def _address_of_host(host: str, local: bool) -> str:
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         candidates = [ipaddress.ip_address(_text(entry[4])) for entry in found]
-    except (OSError, ValueError) as error:  # the latter for what cannot be a name at all
+    except (OSError, ValueError) as error:  # ValueError: not a valid host name
         raise TransportError(
             f"transport.host={host!r} has no address ({error}); give an address of this machine"
         ) from error
     is_name = name != "localhost" and not _is_address(name)
-    # /etc/hosts often maps a machine's own name to 127.0.1.1, which every other node would take for itself
+    # /etc/hosts often maps a machine's own name to 127.0.1.1, with which other nodes would connect to themselves
     is_misleading = is_name and not local
     address = min(candidates, key=lambda address: (address.is_loopback and is_misleading, address.version))
     if address.is_unspecified:
-        raise TransportError(f"transport.host={host!r} cannot be published; give one address of this machine")
+        raise TransportError(
+            f"transport.host={host!r} is not the address of one machine; give an address of this machine"
+        )
     if address.is_loopback and is_misleading:
         raise TransportError(
-            f"transport.host={host!r} is {address} here, which no other node can reach; give the address that they "
-            f"use, or set transport.interface ({_interfaces()})"
+            f"transport.host={host!r} is {address} here, which no other node can reach; give the address that other "
+            f"nodes use, or set transport.interface ({_interfaces()})"
         )
     if isinstance(address, ipaddress.IPv6Address):
         if address.is_link_local and not address.scope_id:
             raise TransportError(
-                f"transport.host={host!r} is valid on one network only and must say on which, as in {address}%eth0; "
+                f"transport.host={host!r} is a link-local address and must name its interface, as in {address}%eth0; "
                 f"interfaces here: {_interfaces()}"
             )
         address = address.ipv4_mapped or address
@@ -119,7 +122,7 @@ def _is_address(name: str) -> bool:
 
 
 def _address_of_interface(interface: str, wanted: socket.AddressFamily | None = None) -> str:
-    """IPv4 unless IPv6 is wanted, or there is no other."""
+    """Return the address of an interface in the wanted family; by default IPv4 if it has one, else IPv6."""
     address = _ipv6_of(interface) if wanted == socket.AF_INET6 else _ipv4_of(interface)
     if address is None and wanted is None:
         address = _ipv6_of(interface)
@@ -141,7 +144,10 @@ def _ipv4_of(interface: str) -> str | None:
 
 
 def _ipv6_of(interface: str) -> str | None:
-    """The one that reaches furthest. The kernel lists: address, index, prefix, scope (0: global), flags, interface."""
+    """Return the IPv6 address with the widest scope.
+
+    Columns of /proc/net/if_inet6: address, index, prefix length, scope (0: global), flags, interface.
+    """
     try:
         lines = [line.split() for line in _IPV6_ADDRESSES.read_text(encoding="utf-8").splitlines()]
     except OSError:  # a kernel without IPv6

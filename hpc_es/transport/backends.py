@@ -1,6 +1,6 @@
-"""What a process can offer to a collective group, and what a group's members agree on.
+"""Choose the backend of a process group from the backends that its members support.
 
-Invariant: a group is opened with a backend that each of its members has, and NCCL only between distinct GPUs.
+Invariant: a group uses a backend that all its members support, and NCCL only if every member has its own GPU.
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,26 @@ Backend = Literal["none", "gloo", "nccl"]
 
 
 class Offer(Struct, frozen=True):
-    """What one process brings along."""
+    """The best backend that one process supports."""
 
     backend: Backend
     gpu: str = ""
-    """UUID of the GPU that its NCCL groups would use; "" where there is none."""
+    """UUID of the GPU that its NCCL groups would use; empty if there is none."""
 
 
 NOTHING = Offer("none")
 
 
 class Choice(Struct, frozen=True):
+    """The backend of a group."""
+
     backend: Backend
     why: str = ""
-    """Why it is not the better one that was to be expected."""
+    """Why the group does not use NCCL although all members support it; empty otherwise."""
 
 
 def own_offer() -> Offer:
-    """The best that this process can join; "none" where torch is not installed. Imports torch: seconds."""
+    """Return the best backend that this process supports; "none" without torch. Importing torch takes seconds."""
     try:
         import torch
         from torch import distributed
@@ -45,10 +47,10 @@ def own_offer() -> Offer:
 
 
 def choose_backend(wanted: str, offers: Sequence[Offer]) -> Choice:
-    """The backend of a group, from transport.backend and what head and members offer.
+    """Choose the backend of a group. wanted: transport.backend; offers: of the head and all members.
 
-    NCCL refuses two ranks on one GPU ("Duplicate GPU detected"), so those get Gloo, whatever is wanted. Errors:
-    TransportError when NCCL is demanded and somebody lacks it.
+    NCCL refuses two ranks on one GPU ("Duplicate GPU detected"), so such groups use Gloo even if NCCL is wanted.
+    Errors: TransportError if NCCL is wanted and a process does not support it.
     """
     backends = [offer.backend for offer in offers]
     if wanted == "none" or not offers or "none" in backends:
@@ -58,11 +60,11 @@ def choose_backend(wanted: str, offers: Sequence[Offer]) -> Choice:
     if any(backend != "nccl" for backend in backends):
         if wanted == "nccl":
             raise TransportError(
-                f"transport.backend=nccl needs CUDA at the head and at every worker, and they offer "
+                f"transport.backend=nccl needs CUDA at the head and at every worker, but they support "
                 f"{', '.join(backends)}; use auto or gloo"
             )
         return Choice("gloo")
     gpus = [offer.gpu for offer in offers if offer.gpu]
     if shared := sorted({gpu for gpu in gpus if gpus.count(gpu) > 1}):
-        return Choice("gloo", f"NCCL takes one process per GPU, and {gpus.count(shared[0])} share {shared[0]}")
+        return Choice("gloo", f"NCCL needs a GPU per process, but {gpus.count(shared[0])} processes share {shared[0]}")
     return Choice("nccl")

@@ -1,9 +1,9 @@
 """The collective plane: one broadcast carries a commit record to every worker of a membership epoch.
 
-Each epoch is a process group of its own (groups.py) over a prefix of a store that the head hosts. Invariants: the
-head's loop never waits for anything here; an error or a late member ends the epoch, and the next one starts from
-nothing, after what was under way has had its time. Store and groups are not authenticated,
-so receivers check the hash that the control plane announced.
+Each epoch has its own process group (groups.py), which uses its own key prefix in a store that the head hosts.
+Invariants: the head's loop never waits for this module; an error or a late member ends the epoch. The next epoch makes
+a new group, once the operations of the old one have finished or timed out. Store and groups are not authenticated, so
+receivers check the hash that the control plane announced.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ _CLOSE_GRACE_S = 1.0
 
 
 class EpochUp(Struct, frozen=True):
-    """Every member has joined; broadcasts may go out."""
+    """Every member has joined, so broadcasts are possible."""
 
     epoch: int
 
 
 class EpochFailed(Struct, frozen=True):
-    """The epoch is over. What was broadcast in it may have reached some members, all or none."""
+    """The epoch has ended. Its last broadcast may have reached all, some or no members."""
 
     epoch: int
     detail: str
@@ -48,24 +48,24 @@ EpochEvent = EpochUp | EpochFailed
 
 
 def sha256(data: bytes) -> bytes:
-    """What Announce carries, and what a receiver compares."""
+    """Hash of a commit record, which Announce carries and a receiver compares."""
     return hashlib.sha256(data).digest()
 
 
 class HeadCollective:
-    """The head's end: rank 0 of every epoch. Its methods return at once; `on_event` comes from its own thread."""
+    """The head's side: rank 0 of every epoch. Its methods return at once; `on_event` is called on its own thread."""
 
     def __init__(
         self, host: str, timeout_s: float, on_event: Callable[[EpochEvent], None], interface: str | None = None
     ):
-        """Host the store at a free port of `host`, the address that the head publishes. Imports torch: seconds.
+        """Host the store on a free port of `host`, the address that the head publishes. Importing torch takes seconds.
 
-        `timeout_s` bounds each step: the joining, the connecting, one broadcast. `interface`: transport.interface.
-        Errors: TransportError.
+        timeout_s: time limit for each step: waiting for members, connecting, one broadcast. interface:
+        transport.interface. Errors: TransportError.
         """
         distributed = import_distributed()
         try:
-            # A socket of our own, because the store by itself would listen on every interface
+            # Pass a socket, because the store would otherwise listen on every interface
             listener = listen(host)
             self._port: int = listener.getsockname()[1]
             self._store = distributed.TCPStore(
@@ -83,7 +83,7 @@ class HeadCollective:
         self._host, self._interface, self._timeout_s, self._on_event = host, interface, timeout_s, on_event
         self._epoch: int | None = None
         self._group: Group | None = None
-        self._wanted = -1  # the newest epoch that was asked for
+        self._wanted = -1  # the newest epoch that was requested
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closing = threading.Event()
         self._no_transfers = threading.Event()
@@ -91,9 +91,9 @@ class HeadCollective:
         self._thread.start()
 
     def open(self, epoch: int, workers: Sequence[str], backend: Backend) -> dict[str, OpenEpoch]:
-        """End the epoch before it, if any, and wait for these to join `epoch`, a number never used before.
+        """End the current epoch, if any, and wait for the workers to join `epoch`, a number never used before.
 
-        Returns what each worker must be told. EpochUp or EpochFailed follows.
+        Returns the message to send to each worker. The event EpochUp or EpochFailed follows.
         """
         self._wanted = epoch
         self._orders.put(lambda: self._open(epoch, workers, backend))
@@ -104,11 +104,11 @@ class HeadCollective:
         }
 
     def broadcast(self, epoch: int, data: bytes) -> None:
-        """Send to all members, in order. Nothing happens when the epoch is not up (any more)."""
+        """Send to all members; broadcasts keep their order. Does nothing if the epoch is not up."""
         self._orders.put(lambda: self._broadcast(epoch, data))
 
     def sending(self, number: int, workers: Sequence[str], backend: Backend) -> Sending:
-        """A transfer of theta, to be carried out by the thread that asks. Errors: TransportError."""
+        """Return a transfer of theta, which runs on the caller's thread. Errors: TransportError."""
         return Sending(
             number,
             workers,
@@ -120,11 +120,11 @@ class HeadCollective:
         )
 
     def end_transfers(self) -> None:
-        """Give up the one that is under way, within a step of it, and any that is still to come."""
+        """Abort the running transfer after its current step, and refuse all further ones."""
         self._no_transfers.set()
 
     def close(self) -> None:
-        """End the epoch and the store; what is under way has the time it always had."""
+        """End the epoch and the store. Running operations keep their usual time limits."""
         self.end_transfers()
         self._closing.set()
         self._orders.put(None)
@@ -146,20 +146,23 @@ class HeadCollective:
             place = Place(ROOT, len(workers) + 1, self._host, self._interface)
             self._group = Group(backend, store, place, self._timeout_s)
             self._epoch = epoch
-        except Exception as error:  # whatever torch comes up with ends this epoch, not the run
+        except Exception as error:  # any error of torch ends this epoch, not the run
             self._on_event(EpochFailed(epoch, str(error)))
         else:
             self._on_event(EpochUp(epoch))
 
     def _await_members(self, epoch: int, store: "Store", workers: Sequence[str]) -> None:
-        """Only when all are there does anyone connect: a process group's constructor cannot be interrupted."""
+        """Wait until all members have come; then let everyone connect.
+
+        Nobody connects earlier, because the constructor of a process group cannot be interrupted.
+        """
         deadline = time.monotonic() + self._timeout_s
         missing = dict(enumerate(workers, start=ROOT + 1))
         while missing := {rank: worker for rank, worker in missing.items() if not store.check([_joined(rank)])}:
             if self._closing.is_set() or self._wanted != epoch:
-                raise TransportError("given up for a newer epoch, or because the head ends")
+                raise TransportError("abandoned for a newer epoch, or because the head exits")
             if time.monotonic() > deadline:
-                raise TransportError(f"not joined within {self._timeout_s:g} s: {', '.join(missing.values())}")
+                raise TransportError(f"did not join within {self._timeout_s:g} s: {', '.join(missing.values())}")
             time.sleep(_POLL_S)
         store.set(_GO, "")
 
@@ -168,7 +171,7 @@ class HeadCollective:
             return
         try:
             self._group.broadcast(data, len(data))
-        except Exception as error:  # as above
+        except Exception as error:  # as in _open
             self._end()
             self._on_event(EpochFailed(epoch, f"broadcast of {len(data)} bytes: {error}"))
 
@@ -179,19 +182,19 @@ class HeadCollective:
 
 
 class WorkerCollective:
-    """A worker's end. Its methods block, so they belong into a thread, one call at a time."""
+    """A worker's side. Its methods block: call them in a separate thread, one call at a time."""
 
     def __init__(self, timeout_s: float, interface: str | None = None):
-        """As at the head."""
+        """timeout_s, interface: as for HeadCollective."""
         self.epoch: int | None = None
         """The epoch that this worker is a member of."""
         self._timeout_s, self._interface = timeout_s, interface
         self._group: Group | None = None
 
     def join(self, call: OpenEpoch) -> None:
-        """Leave the former epoch and join this one; returns when all members have come.
+        """Leave the current epoch and join the new one; returns when all members have come.
 
-        Errors: TransportError; the worker is then in no epoch.
+        Errors: TransportError; the worker is then not in any epoch.
         """
         self.leave()
         place = Place(call.rank, call.size, call.store_host, self._interface)
@@ -205,9 +208,9 @@ class WorkerCollective:
         self.epoch = call.epoch
 
     def receive(self, epoch: int, length: int) -> bytes:
-        """The next broadcast of `epoch`, which was announced with this length in bytes. Check its hash.
+        """Receive the next broadcast of `epoch`, which was announced with this length in bytes. Check its hash.
 
-        Errors: TransportError; the worker is then in no epoch.
+        Errors: TransportError; the worker is then not in any epoch.
         """
         if self._group is None or self.epoch != epoch:
             raise TransportError(f"a broadcast in epoch {epoch} was announced to a worker that is in {self.epoch}")
@@ -218,7 +221,7 @@ class WorkerCollective:
             raise TransportError(f"the broadcast in epoch {epoch} did not arrive: {error}") from error
 
     def leave(self) -> None:
-        """Leave the epoch, without a word to the others."""
+        """Leave the epoch without telling the other members."""
         if self._group is not None:
             self._group.abandon()
         self._group = self.epoch = None

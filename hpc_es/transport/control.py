@@ -1,8 +1,9 @@
 """The control plane: small authenticated messages between one head and its workers.
 
-The head owns a ROUTER, each worker's front process a DEALER, both under CURVE. Invariants: who does not hold the
-workers' key says nothing that the head hears; a worker obeys only the highest generation it has seen, a head hears
-only what was meant for it; a report is resent until it is acknowledged, and nothing else is ever sent twice.
+The head has a ROUTER socket, each worker's front process a DEALER socket, both encrypted with CURVE. Invariants: the
+head receives nothing from a peer without the workers' key; a worker obeys only the highest generation that it has seen;
+a head ignores messages for another generation; a report is resent until it is acknowledged, and no other message is
+ever sent twice.
 """
 
 import logging
@@ -44,30 +45,31 @@ log = logging.getLogger(__name__)
 
 MAX_BATCH = 256
 _LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
-"""Flags of a send, as plain numbers: pyzmq's send_multipart spends more time on them than on sending."""
-FAREWELL_MS, HEAD_FAREWELL_MS = 1_000, 5_000
-"""How long a closing socket may spend on what it still has to send; the head has a thousand workers to send home."""
+"""Flags of a send as plain integers: pyzmq's send_multipart spends more time on its enums than on sending."""
+WORKER_LINGER_MS, HEAD_LINGER_MS = 1_000, 5_000
+"""How long a closing socket may take to send its queued messages; the head may have a thousand workers to tell."""
 JOIN_S = 10.0
-LOOKOUT_S = 0.5
-"""Pause between two looks for a head while there is none."""
-UNREAD = 100
-"""Messages of one worker that the head keeps while it is busy; more stay with their sender."""
+"""How long `close` waits for the client's thread."""
+SEARCH_INTERVAL_S = 0.5
+"""How often a worker without a connection looks for a head."""
+RECEIVE_QUEUE = 100
+"""Messages per worker that the head's socket queues while the head is busy; further ones wait at their sender."""
 BACKLOG = 1024
-"""Connections that wait to be accepted: a whole array of workers starts at once."""
+"""Connections that may wait to be accepted: a whole array of workers starts at once."""
 
 
 class HeadServer:
-    """The head's end. One thread calls receive, send and close; any thread, or a signal handler, calls wake.
+    """The head's side. One thread calls receive, send and close; any thread, or a signal handler, may call wake.
 
-    Receiving never fails because of what a peer sent; sending never blocks and drops what a vanished peer would get.
-    A peer is the identity that a worker chose: its incarnation, in UTF-8.
+    Receiving never fails because of what a peer sent. Sending never blocks; messages to a disconnected peer are
+    dropped. A peer is identified by the name of the worker's incarnation, in UTF-8.
     """
 
     def __init__(self, paths: RunPaths, generation: int, run_id: str, host: str, *, largest: int = limits.TO_HEAD):
         """Bind a free port on `host` (see `resolve_host`) and publish rendezvous.json.
 
-        `largest`: bytes of a message to the head (see `limits.to_head`).
-        Errors: TransportError (keys, address), Superseded when a newer head has published.
+        largest: maximum size in bytes of a message to the head (see `limits.to_head`).
+        Errors: TransportError (keys, address); Superseded if a newer head has published.
         """
         keys = load_secrets(paths)
         self.generation = generation
@@ -80,13 +82,13 @@ class HeadServer:
         self._router.curve_secretkey = keys.head.secret.encode()
         self._router.setsockopt(zmq.ZAP_DOMAIN, b"hpc_es")
         self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
-        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects takes its identity with it
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a worker that reconnects keeps its identity
         self._router.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._router.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
-        self._router.setsockopt(zmq.MAXMSGSIZE, largest)  # before the handshake, too
+        self._router.setsockopt(zmq.MAXMSGSIZE, largest)  # applies before the handshake, too
         self._router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         self._router.setsockopt(zmq.BACKLOG, BACKLOG)
-        self._router.setsockopt(zmq.RCVHWM, UNREAD)
+        self._router.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE)
         num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         workers_key = z85.decode(keys.workers.public)
         self.guard = HandshakeGuard(self._context, self._router, workers_key, max_unauthenticated(largest, num_files))
@@ -102,7 +104,10 @@ class HeadServer:
             raise
 
     def receive(self, timeout_s: float) -> list[tuple[bytes, Envelope]]:
-        """(peer, envelope) of what is there, at most 256; waits for the first, for a wake, or for `timeout_s`."""
+        """Return received messages as (peer, envelope), at most MAX_BATCH.
+
+        Waits until there is one, until `wake` is called, or for `timeout_s`.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             remaining_s = max(0.0, deadline - time.monotonic())
@@ -115,16 +120,16 @@ class HeadServer:
                 return received
 
     def send(self, peer: bytes, message: AnyMessage) -> None:
-        """Errors: TransportError when it is larger than what a worker takes."""
+        """Send one message. Errors: TransportError if it is larger than a worker accepts."""
         self._transmit(peer, [self._encode(message)])
 
-    def send_all(self, letters: Mapping[str, Sequence[AnyMessage]]) -> None:
-        """What each peer is told, in one piece: that costs both ends less than one message after the other.
+    def send_all(self, outgoing: Mapping[str, Sequence[AnyMessage]]) -> None:
+        """Send all messages of each peer together, which costs both sides less than sending one after the other.
 
-        A message that several peers are sent is encoded once. Errors: as in `send`.
+        A message to several peers is encoded once. Errors: as for `send`.
         """
         encoded: dict[int, bytes] = {}
-        for peer, messages in letters.items():
+        for peer, messages in outgoing.items():
             for message in messages:
                 if id(message) not in encoded:
                     encoded[id(message)] = self._encode(message)
@@ -134,20 +139,20 @@ class HeadServer:
         return limits.check(encode(self.generation, message), limits.TO_WORKER, message)
 
     def _transmit(self, peer: bytes, frames: list[bytes]) -> None:
-        """To the peer, every frame is a message of its own."""
+        """Send frames in one multipart message; the peer's DEALER splits it, so each frame arrives as a message."""
         with suppress(zmq.Again):
             for frame in (peer, *frames[:-1]):
                 self._router.send(frame, _MORE)
             self._router.send(frames[-1], _LAST)
 
     def wake(self) -> None:
-        """Make a receive that waits in another thread, or the next one, return."""
+        """Make the current `receive` in another thread return, or else the next one."""
         self._wake.set()
 
     def close(self) -> None:
-        """Send what was handed over, for five seconds at most."""
+        """Send all queued messages, for at most five seconds, and close the socket."""
         self.guard.close()
-        self._router.close(HEAD_FAREWELL_MS)
+        self._router.close(HEAD_LINGER_MS)
         self._context.term()
         self._wake.close()
 
@@ -160,15 +165,15 @@ class HeadServer:
                 if envelope is None:
                     continue
                 if isinstance(envelope.message, Heartbeat):
-                    self.send(peer, envelope.message)  # the echo tells the worker that this loop is alive
+                    self.send(peer, envelope.message)  # the reply tells the worker that this loop is alive
                 received.append((peer, envelope))
         return received
 
     def _receive(self) -> list[bytes]:
-        """The next message; the connection that it came over has shown the key. Errors: zmq.Again."""
+        """Return the frames of the next message, and mark its connection as authenticated. Errors: zmq.Again."""
         if not self.guard.num_unauthenticated:
             return self._router.recv_multipart(zmq.NOBLOCK)
-        frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)  # only these say where they came from
+        frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)  # only uncopied frames have SRCFD
         self.guard.mark_authenticated(frames[-1].get(zmq.SRCFD))
         return [frame.bytes for frame in frames]
 
@@ -178,7 +183,7 @@ class HeadServer:
         except TransportError as error:
             self.num_undecodable += 1
             self._rare_log.warning("a message was dropped", error)
-            # Or its sender would send it again for ever: it is another program than this head's.
+            # The sender runs another version of hpc_es, and would send the message again and again.
             self.send(peer, Refused(f"{error}; install the same hpc_es everywhere"))
             return None
         meant_for_us = envelope.generation in (0, self.generation) or isinstance(envelope.message, Hello)
@@ -186,7 +191,7 @@ class HeadServer:
 
 
 class _Pending(msgspec.Struct):
-    """A report on its way, with its ages as stamps of the monotonic clock."""
+    """A report that is not acknowledged yet, with its ages converted to times of the monotonic clock."""
 
     report: Report
     started_at: float
@@ -195,11 +200,12 @@ class _Pending(msgspec.Struct):
 
 
 class HeadClient:
-    """A worker's end: a thread that finds the head, follows it, and keeps talking while the worker is busy.
+    """A worker's side: a thread that finds the head, follows it to a new address, and exchanges messages with it.
 
-    At every connection, to a new head or again to the same, `make_hello(generation)` is sent first and unacknowledged
-    reports follow. While no head is connected, other messages are dropped: the Hello says where the worker stands.
-    Callbacks run on the client's thread and must be quick: from asyncio, `loop.call_soon_threadsafe(queue.put_nowait)`.
+    On every connection, to a new head or again to the same one, it sends `make_hello(generation)` first and then all
+    unacknowledged reports. While no head is connected, other messages are dropped: the Hello contains the worker's
+    state. Callbacks run on the client's thread and must be fast; with asyncio, use
+    `loop.call_soon_threadsafe(queue.put_nowait)`.
     """
 
     def __init__(
@@ -215,13 +221,13 @@ class HeadClient:
         on_lost: Callable[[TransportError], None],
         largest: int = limits.TO_HEAD,
     ):
-        """`on_lost` is called once, when no head was heard for `head_timeout_s` or it refused our key. `largest`: bytes
-        of a message that the head takes.
+        """Start the thread.
 
-        Errors: TransportError (keys).
+        on_lost: called once, if no message came from a head for `head_timeout_s` or the head refused our key. largest:
+        maximum size in bytes of a message to the head. Errors: TransportError (keys).
         """
         self.generation = 0
-        """The highest that was seen; 0: none yet."""
+        """Highest generation seen so far; 0: none yet."""
         self._paths = paths
         self._identity = identity.encode()
         self._keys = load_secrets(paths)
@@ -243,7 +249,7 @@ class HeadClient:
         self._thread.start()
 
     def send(self, message: AnyMessage) -> None:
-        """From any thread; never blocks. Errors: TransportError when it is larger than what the head takes."""
+        """Queue a message; thread-safe, never blocks. Errors: TransportError if it is larger than the head accepts."""
         limits.check(encode(self.generation, message), self._largest, message)
         if isinstance(message, Report):
             now = time.monotonic()
@@ -255,16 +261,16 @@ class HeadClient:
 
     @property
     def silence_s(self) -> float:
-        """How long ago the head was last heard."""
+        """Seconds since the last message from the head."""
         return time.monotonic() - self._heard_at
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every report is acknowledged. False when some are not in time."""
+        """Wait until every report is acknowledged; False if some are not after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout_s)
 
     def close(self) -> None:
-        """Send what was handed over, for a second at most, and end the thread. No callback comes afterwards."""
+        """Send all queued messages, for at most a second, and end the thread. No callback is called afterwards."""
         self._closing.set()
         self._wake.set()
         if threading.current_thread() is not self._thread:
@@ -280,21 +286,21 @@ class HeadClient:
                     self._beat()
                     is_ready = self._connection is not None and self._connection.is_ready
                     next_beat = time.monotonic() + (
-                        self._heartbeat_s if is_ready else min(LOOKOUT_S, self._heartbeat_s)
+                        self._heartbeat_s if is_ready else min(SEARCH_INTERVAL_S, self._heartbeat_s)
                     )
                 self._exchange(max(0.0, next_beat - time.monotonic()))
             self._empty_outbox()
         except Exception as error:
-            log.exception("the thread that talks to the head ends")
-            self._lose(f"the thread that talks to the head failed: {error!r}")
+            log.exception("the thread that communicates with the head failed")
+            self._lose(f"the thread that communicates with the head failed: {error!r}")
         finally:
             if self._connection is not None:
-                self._connection.close(FAREWELL_MS if self._connection.is_ready else 0)
+                self._connection.close(WORKER_LINGER_MS if self._connection.is_ready else 0)
             self._context.term()
             self._wake.close()
 
     def _beat(self) -> None:
-        """Look for a newer head, say that we live, resend what waits for its acknowledgement, notice silence."""
+        """Look for a newer head, send a heartbeat, resend unacknowledged reports, and check the head's last message."""
         self._follow()
         now = time.monotonic()
         if self._connection is not None and self._connection.is_ready:
@@ -305,15 +311,15 @@ class HeadClient:
             root = self._paths.root
             where = self._connection.trouble if self._connection else f"{self._paths.rendezvous} does not exist"
             self._lose(
-                f"no head was heard for {silent_s:.0f} s (transport.head_timeout): {where}. If no head runs, start it "
-                f"again (`hpc-es submit {root}`, or `hpc-es run {root}` without Slurm); if one runs, this node cannot "
-                f"reach it: a firewall is between them, or transport.interface must be another"
+                f"no message from a head for {silent_s:.0f} s (transport.head_timeout): {where}. If no head runs, "
+                f"start it again (`hpc-es submit {root}`, or `hpc-es run {root}` without Slurm); if one runs, "
+                f"this node cannot reach it: check for a firewall between them, or set another transport.interface"
             )
 
     def _follow(self) -> None:
         try:
             there = read_rendezvous(self._paths.rendezvous)
-        except OSError as error:  # a stale NFS handle while the file is being replaced; the next look will do
+        except OSError as error:  # a stale NFS handle while the file is being replaced; tried again soon
             log.warning("rendezvous.json cannot be read: %s", error)
             return
         if there is None or there.generation < self.generation:
@@ -350,7 +356,7 @@ class HeadClient:
         try:
             envelope = decode(data)
         except TransportError as error:
-            self._rare_log.warning("a message of the head was dropped", error)
+            self._rare_log.warning("a message from the head was dropped", error)
             return
         if envelope.generation < self.generation:
             return
@@ -374,7 +380,7 @@ class HeadClient:
                 self._transmit(message)
 
     def _send_reports(self, sent_before: float) -> None:
-        """Send those that wait for an acknowledgement and were last sent before this time (0: never yet)."""
+        """Send the unacknowledged reports that were last sent before this time (0: those never sent)."""
         if self._connection is None or not self._connection.is_ready:
             return
         now = time.monotonic()
@@ -395,7 +401,10 @@ class HeadClient:
             self._connection.send(encode(self.generation, message))
 
     def _with_unacknowledged(self, hello: Hello) -> Hello:
-        """A new head hears this before the report, and would else hand out at once what has been done."""
+        """Name the unacknowledged report in the Hello.
+
+        A new head receives the Hello before the report. It would otherwise dispatch the finished evaluation again.
+        """
         with self._changed:
             reported = next(reversed(self._pending), None)
         return msgspec.structs.replace(hello, holding=hello.holding or reported)
@@ -407,7 +416,7 @@ class HeadClient:
 
 
 def _bind(router: "zmq.Socket[bytes]", host: str) -> int:
-    """Bind a port that the system chooses, and return it."""
+    """Bind to a free port that the system chooses, and return the port."""
     router.setsockopt(zmq.IPV6, family(host) == socket.AF_INET6)
     try:
         router.bind(f"tcp://{with_port(host, '*')}")

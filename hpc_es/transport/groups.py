@@ -1,12 +1,12 @@
-"""Process groups of torch.distributed that are members of no world: made, used and given up one at a time.
+"""Process groups of torch.distributed outside of its default group, made and abandoned one at a time.
 
-The default group is never touched, vLLM initialises it for itself. Invariant: no call into torch, which nothing can
-interrupt, is waited for longer than its time limit; what is late is given up and its group aborted. Torch is imported
-on first use only.
+The default group is never touched, because vLLM initialises it for itself. Invariant: a call into torch cannot be
+interrupted, so nobody waits for one longer than its time limit; a late call is abandoned and its group aborted. Torch
+is imported on first use only.
 
-NCCL: a group lives in the front process and uses that process's first visible GPU (a tensor-parallel engine's rank 0
-runs there too). This takes a CUDA context and NCCL's buffers: some hundred MiB of that GPU, after vLLM has measured how
-much is free, and nothing where no NCCL group is made.
+NCCL: a group lives in the worker's front process and uses the first GPU that this process sees (rank 0 of a
+tensor-parallel engine runs there too). Its CUDA context and NCCL's buffers take several hundred MiB of that GPU after
+vLLM has measured how much is free. Without an NCCL group no GPU memory is used.
 """
 
 import logging
@@ -30,34 +30,34 @@ log = logging.getLogger(__name__)
 ROOT = 0
 """The head's rank."""
 _GRACE_S = 1.0
-"""By how much our patience exceeds torch's own, whose errors say more."""
+"""Seconds that we wait longer than torch itself does, since torch's own timeout errors are more informative."""
 _POLL_S = 0.001
 _NCCL_DEVICE = "cuda:0"
 _T = TypeVar("_T")
 
 
 class Place(NamedTuple):
-    """Where this process stands in a group."""
+    """The position of this process in a group, and the addresses to use."""
 
     rank: int
     size: int
     peer: str
-    """An address of the head; Gloo listens where it is reached from."""
+    """An address of the head; Gloo listens on the interface that leads to it."""
     interface: str | None = None
     """transport.interface"""
 
 
 GLOO_END_S = 0.5
-"""How long the end of a Gloo group is waited for; it takes milliseconds unless an operation is stuck."""
+"""Seconds to wait for the end of a Gloo group, which takes milliseconds unless an operation is stuck."""
 
 
 class Group:
-    """One process group over a store of its own prefix."""
+    """One process group, whose store has its own key prefix."""
 
     def __init__(self, backend: str, store: "Store", place: Place, timeout_s: float):
-        """Made within `timeout_s`; NCCL's members are connected then, Gloo's when they first need to be.
+        """Make the group within `timeout_s`. NCCL connects all members now, Gloo when two first exchange data.
 
-        Errors: TransportError, or whatever torch raises.
+        Errors: TransportError, or any error of torch.
         """
         connect = {"gloo": _gloo, "nccl": _nccl}.get(backend)
         if connect is None:
@@ -68,29 +68,31 @@ class Group:
         self._pg = within(timeout_s, lambda: connect(store, place, timedelta(seconds=timeout_s)))
 
     def broadcast(self, data: bytes, length: int) -> bytes:
-        """`data` at the root, `length` bytes; what the root sent, everywhere."""
+        """Send `data`, `length` bytes, from the root to all members; returns it at every member."""
         content = bytearray(data) if self._is_root else bytearray(length)
         self.share(content)
         return bytes(content)
 
     def share(self, memory: bytearray | memoryview) -> None:
-        """The root's bytes into everyone's `memory`, of equal length.
+        """Copy the root's `memory` into that of all members, which has the same length.
 
-        After an error the memory may still be written for a while: throw it away. Errors: TransportError, or torch's.
+        After an error torch may still write to the memory for a while, so do not use it again. Errors: TransportError,
+        or any error of torch.
         """
         within(self._timeout_s, lambda: self._share(memory))
 
     def abandon(self) -> None:
-        """Let go of it. Torch waits for an operation that is stuck until that times out; we wait no longer.
+        """End the group. Waits for a stuck operation until that times out, as torch does, and no longer.
 
-        A Gloo pair that is still connecting holds its group even beyond that, so Gloo gets a moment: what it does not
-        end by then is left to its thread, and whoever received nothing has waited for one time limit, not for two.
+        A Gloo pair that is still connecting keeps its group alive even longer. So a Gloo group gets half a second to
+        end; after that its thread is left running. Otherwise a worker that received nothing would wait for two time
+        limits instead of one.
         """
         try:
             limit_s = self._timeout_s if self._device == _NCCL_DEVICE else min(self._timeout_s, GLOO_END_S)
             within(limit_s, self._dismantle)
         except TransportError:
-            log.warning("a process group did not end in time and is left behind")
+            log.warning("a process group did not end in time; its thread is left running")
 
     def _share(self, memory: bytearray | memoryview) -> None:
         import torch
@@ -114,7 +116,7 @@ class Group:
 
 
 def within(seconds: float, call: Callable[[], _T]) -> _T:
-    """The result of a call, made in a thread of its own. Errors: TransportError when it takes longer."""
+    """Run a call in its own thread and return its result. Errors: TransportError if it takes longer."""
     future: Future[_T] = Future()
     threading.Thread(target=_carry_out, args=(future, call), name="torch-call", daemon=True).start()
     try:
@@ -122,7 +124,7 @@ def within(seconds: float, call: Callable[[], _T]) -> _T:
     except TimeoutError:
         raise TransportError(f"torch was still busy after {seconds + _GRACE_S:g} s") from None
     finally:
-        del future  # as below
+        del future  # for the reason given in _carry_out
 
 
 def _carry_out(future: "Future[_T]", call: Callable[[], _T]) -> None:
@@ -131,13 +133,14 @@ def _carry_out(future: "Future[_T]", call: Callable[[], _T]) -> None:
     except BaseException as error:
         future.set_exception(error)
     finally:
-        # An error's traceback holds these frames, and what torch left in them. If they held the error too, the group's
-        # connections would stay open until the next garbage collection, and its other members would wait for nothing.
+        # An error's traceback refers to these frames and to torch's objects in them. If the frames referred to the
+        # error too, that cycle would keep the group's connections open until the next garbage collection, and its
+        # other members would wait in vain.
         del future, call
 
 
 def import_distributed() -> Any:
-    """Errors: TransportError."""
+    """Import torch.distributed. Errors: TransportError if torch is not installed."""
     try:
         from torch import distributed
     except ImportError as error:
@@ -148,9 +151,10 @@ def import_distributed() -> Any:
 
 
 def open_store(host: str, port: int, prefix: str, timeout_s: float) -> "Store":
-    """A part of the head's store, over a connection of its own: a store's client serves one call at a time.
+    """Open the part of the head's store under a key prefix.
 
-    Errors: TransportError; RuntimeError of torch when the head is gone.
+    It has its own connection, because a client of the store handles one call at a time. Errors: TransportError;
+    RuntimeError of torch if the head has exited.
     """
     distributed = import_distributed()
     timeout = timedelta(seconds=timeout_s)
@@ -163,19 +167,19 @@ def _gloo(store: "Store", place: Place, timeout: timedelta) -> Any:
     from torch.distributed import ProcessGroupGloo
 
     options = ProcessGroupGloo._Options()
-    # By default Gloo takes the address of this machine's name, which may be loopback or the wrong network
+    # By default Gloo uses the address of this machine's host name, which may be loopback or on the wrong network
     here = address_for_peers(place.peer, os.environ.get("GLOO_SOCKET_IFNAME") or place.interface)
-    # Lazily, only the pairs that exchange something are connected: the broadcast's tree. Otherwise every member is, to
-    # every other one, which for 256 members took 30 times as long and 37 times as many files (tools/bench/groups.py).
+    # lazy_init connects only pairs that exchange data: the edges of the broadcast's tree. Connecting every member to
+    # every other one took 30 times as long and 37 times as many files for 256 members (tools/bench/groups.py).
     options._devices = [ProcessGroupGloo.create_device(hostname=here, lazy_init=True)]
     options._timeout = timeout
     return ProcessGroupGloo(store, place.rank, place.size, options)
 
 
 def _nccl(store: "Store", place: Place, timeout: timedelta) -> Any:
-    """The communicator is made here, not at the first broadcast: what keeps NCCL from working shows at the join.
+    """Make a group with its communicator now, not at the first broadcast, so that NCCL's errors show at the join.
 
-    Never run so far: no GPU was there to try it on.
+    This code has not run on a GPU yet.
     """
     import torch
     from torch.distributed import ProcessGroupNCCL
@@ -183,7 +187,7 @@ def _nccl(store: "Store", place: Place, timeout: timedelta) -> Any:
     options = ProcessGroupNCCL.Options()
     options._timeout = timeout
     settings = {
-        # read by the constructor: otherwise torch's watchdog ends the whole process when a peer is lost
+        # The constructor reads these. With the defaults, torch's watchdog ends the whole process if a peer is lost.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
@@ -191,15 +195,18 @@ def _nccl(store: "Store", place: Place, timeout: timedelta) -> Any:
     if place.interface is not None:
         settings["NCCL_SOCKET_IFNAME"] = place.interface  # read by the process's first communicator
     with _environment(settings):
-        torch.cuda.set_device(_NCCL_DEVICE)  # of this thread
+        torch.cuda.set_device(_NCCL_DEVICE)  # applies to this thread only
         pg = ProcessGroupNCCL(store, place.rank, place.size, options)
         pg.eager_connect_single_device(torch.device(_NCCL_DEVICE))
     return pg
 
 
 def _await_device(work: Any, seconds: float) -> None:
-    """Until the device has done it, looking again and again: a lost peer leaves the kernel spinning, and waiting for
-    the stream would wait with it. Errors: TransportError, and those of torch for a communicator in trouble."""
+    """Poll until the device has finished, for at most `seconds`.
+
+    A blocking wait for the stream would never return after the loss of a peer, since the kernel then never ends.
+    Errors: TransportError after this time; torch's errors for a broken communicator.
+    """
     deadline = time.monotonic() + seconds
     while not work.is_completed():
         if time.monotonic() > deadline:
@@ -209,7 +216,7 @@ def _await_device(work: Any, seconds: float) -> None:
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set for a while what is not set by the user: vLLM's processes shall not inherit it."""
+    """Set variables that the user has not set, until the block ends: vLLM's processes must not inherit them."""
     ours = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(ours)
     try:

@@ -1,10 +1,9 @@
-"""Handshakes at the head: which connections are admitted, and how much memory they may use before they show a key.
+"""Handshakes at the head: which connections are accepted, and how much memory they may use before authentication.
 
-A separate thread answers libzmq's questions about keys (ZAP) and counts the connections that have not yet sent a
-message with the workers' key. Invariant: there are at most `maximum` of those; beyond that the oldest connection of the
-address with the most of them is closed, so a flood from one machine closes its own connections and not those of other
-machines. The memory is bounded by `maximum` times libzmq's limit on the size of a message, and freed by its time limit
-for handshakes.
+A separate thread decides for libzmq which keys are accepted (ZAP), and counts the connections that have not yet sent a
+message with the workers' key. Invariant: at most `maximum` connections are unauthenticated. If there are more, the
+address with the most of them loses its oldest one, so a flood from one machine does not affect other machines. Their
+memory is bounded by `maximum` times libzmq's limit on the size of a message, and freed by its handshake timeout.
 """
 
 import logging
@@ -25,12 +24,12 @@ from hpc_es.transport.sockets import Wake
 log = logging.getLogger(__name__)
 
 HANDSHAKE_MS = 10_000
-"""Time after which libzmq closes a connection that has not shown a key. A CURVE handshake takes milliseconds."""
+"""Time after which libzmq closes an unauthenticated connection. A CURVE handshake takes milliseconds."""
 UNAUTHENTICATED_BYTES = 2**26
-"""Total bytes of incomplete messages that connections without a key may hold."""
+"""Limit on the total memory for incomplete messages of unauthenticated connections."""
 MAX_UNAUTHENTICATED, MIN_UNAUTHENTICATED = 1024, 16
-"""Bounds on the number of connections without a key, whatever the size of a message: a thousand workers may start at
-once, and with very few places a flood would keep everyone out."""
+"""Bounds on the number of unauthenticated connections, for any message size. A thousand workers may start at once; with
+a very low limit, a flood of connections would keep all workers out."""
 LOG_INTERVAL_S = 60.0
 """Seconds between two warnings of the same kind."""
 _JOIN_S = 5.0
@@ -40,7 +39,7 @@ Peer = tuple[str, int]
 
 
 def max_unauthenticated(largest_message: int, num_files: int) -> int:
-    """Number of connections without a key that a head allows, given the memory of each and the limit on open files."""
+    """Return how many unauthenticated connections a head allows, given the memory of each and the open-file limit."""
     return max(MIN_UNAUTHENTICATED, min(MAX_UNAUTHENTICATED, UNAUTHENTICATED_BYTES // largest_message, num_files // 4))
 
 
@@ -49,29 +48,30 @@ class RateLimitedLog:
 
     def __init__(self) -> None:
         self._logged: dict[str, float] = {}
-        self._left_out: defaultdict[str, int] = defaultdict(int)
+        self._num_suppressed: defaultdict[str, int] = defaultdict(int)
 
     def warning(self, kind: str, detail: object = "") -> None:
         now = time.monotonic()
         if now - self._logged.get(kind, -LOG_INTERVAL_S) < LOG_INTERVAL_S:
-            self._left_out[kind] += 1
+            self._num_suppressed[kind] += 1
             return
         self._logged[kind] = now
-        more = self._left_out.pop(kind, 0)
-        log.warning("%s%s%s", kind, f": {detail}" if detail else "", f" ({more} more since the last line)" * bool(more))
+        more = self._num_suppressed.pop(kind, 0)
+        note = f" ({more} more since the last warning)" if more else ""
+        log.warning("%s%s%s", kind, f": {detail}" if detail else "", note)
 
 
 class HandshakeGuard:
-    """Guards one ROUTER, which must not be bound yet. Call `close` before the router is closed."""
+    """Guards one ROUTER socket, which must not be bound yet. Call `close` before closing the socket."""
 
     def __init__(self, context: "zmq.Context[Any]", router: "zmq.Socket[bytes]", workers_key: bytes, maximum: int):
         self.maximum = maximum
         self._router, self._workers_key = router, workers_key
         self._rare_log = RateLimitedLog()
         self._unauthenticated: dict[int, Peer] = {}  # by file descriptor, oldest first
-        self._by_address: Counter[str] = Counter()  # how many of them by address
+        self._by_address: Counter[str] = Counter()  # number of them per address
         self._lock = threading.Lock()  # guards both
-        # libzmq asks here, in this context, about every handshake
+        # libzmq sends a request to this address, within the context, for every handshake
         self._zap = context.socket(zmq.REP)
         self._zap.bind("inproc://zeromq.zap.01")
         self._monitor = router.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
@@ -81,16 +81,16 @@ class HandshakeGuard:
 
     @property
     def num_unauthenticated(self) -> int:
-        """Number of connections that have not shown a key yet."""
+        """Number of unauthenticated connections."""
         return len(self._unauthenticated)
 
     def mark_authenticated(self, descriptor: int) -> None:
-        """Note that this connection has sent a message with the workers' key. Thread-safe."""
+        """Record that this connection has sent a message with the workers' key. Thread-safe."""
         with self._lock:
             self._forget(descriptor)
 
     def close(self) -> None:
-        # First, while the thread still reads: libzmq's own thread would block if nobody took its events
+        # First, while our thread still reads the events: libzmq's thread would block if nobody read them
         self._router.disable_monitor()
         self._wake.set()
         self._thread.join(_JOIN_S)
@@ -121,7 +121,7 @@ class HandshakeGuard:
         happened = recv_monitor_message(self._monitor)
         event, descriptor = happened["event"], int(happened["value"])
         with self._lock:
-            self._forget(descriptor)  # it was closed, and its number may be in use again
+            self._forget(descriptor)  # closed earlier; the system may have reused its number
             if event == zmq.EVENT_ACCEPTED and (peer := _peer(descriptor)) is not None:
                 self._unauthenticated[descriptor] = peer
                 self._by_address[peer[0]] += 1
@@ -134,8 +134,8 @@ class HandshakeGuard:
         _shut_down(oldest, self._unauthenticated[oldest])
         self._forget(oldest)
         self._rare_log.warning(
-            f"more than {self.maximum} connections have shown no key, so the oldest is closed",
-            f"{count} of them come from {address}",
+            f"more than {self.maximum} connections are unauthenticated, so the oldest one is closed",
+            f"{count} of them are from {address}",
         )
 
     def _forget(self, descriptor: int) -> None:
@@ -147,11 +147,11 @@ class HandshakeGuard:
 
 @contextmanager
 def _copy(descriptor: int) -> Iterator[socket.socket]:
-    """A duplicate of one of libzmq's connections, so that its number cannot be reused meanwhile. Errors: OSError."""
+    """Duplicate one of libzmq's connections, so that its number is not reused meanwhile. Errors: OSError."""
     held = os.dup(descriptor)
     try:
         connection = socket.socket(fileno=held)
-    except OSError:  # not a socket (any more)
+    except OSError:  # not a socket, or no longer one
         os.close(held)
         raise
     with connection:
@@ -159,7 +159,7 @@ def _copy(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _peer(descriptor: int) -> Peer | None:
-    """Address of the other end; None if it is already closed."""
+    """Return the address of the other end; None if the connection is already closed."""
     with suppress(OSError), _copy(descriptor) as connection:
         address, port, *_ = connection.getpeername()
         return address, port
@@ -167,7 +167,7 @@ def _peer(descriptor: int) -> Peer | None:
 
 
 def _shut_down(descriptor: int, peer: Peer) -> None:
-    """Shut a connection down without libzmq, which then finds it closed and frees it."""
+    """Shut a connection down at the system level; libzmq then notices that it is closed and frees it."""
     with suppress(OSError), _copy(descriptor) as connection:
         if connection.getpeername()[:2] == peer:
             connection.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
 """The messages between head and workers on the control plane.
 
-msgspec structs in msgpack, tagged, never pickle. An envelope carries the head's generation g: workers obey only
-the highest they have seen, a head ignores messages meant for another one. What a worker may say is stated in the types
-of its messages; the head's core asks `hpc_es.bounds` about every one before it acts on it.
+Messages are tagged msgspec structs in msgpack, never pickle. An envelope carries the head's generation: workers obey
+only the highest one that they have seen, and a head ignores messages for another generation. The types of a worker's
+messages state the allowed values; the head's core checks every message with `hpc_es.bounds` before it acts on it.
 """
 
 import struct
@@ -39,7 +39,7 @@ class Message(Struct, frozen=True, tag=True, gc=False):
 
 
 class Hello(Message, frozen=True):
-    """A worker introduces itself, at its start and to every new head. `holding` survives a restart of the head."""
+    """First message of a worker to a head: after its own start, and after every restart of the head."""
 
     worker: Annotated[str, Name()]
     seat: Annotated[str, Name()]
@@ -48,12 +48,12 @@ class Hello(Message, frozen=True):
     base_digest: Digest
     facts: Annotated[dict[str, str], Facts()]
     holding: EvalId | None = None
-    """The evaluation that it is working on, or whose report has not been acknowledged yet."""
+    """The evaluation that the worker runs, or whose report is not acknowledged yet; a new head leases it again."""
     protocol: Count = PROTOCOL
     collective: Literal["none", "gloo", "nccl"] = "none"
     """Backend of the collective plane that this worker can join."""
     draining: bool = False
-    """It takes no work, as after Draining."""
+    """The worker takes no more work, as after Draining."""
     gpu: Annotated[str, Name(0)] = ""
     """UUID of the GPU that its NCCL groups use."""
     version: Version = 0
@@ -61,11 +61,13 @@ class Hello(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
+    """The worker is alive. The head sends it back, to show that its loop is alive."""
+
     worker: Annotated[str, Name()]
 
 
 class Report(Message, frozen=True):
-    """A result; resent until acknowledged. Ages are seconds before this was sent, so clocks need not agree."""
+    """A result; resent until acknowledged. Ages count back from the time of sending, so clocks need not agree."""
 
     worker: Annotated[str, Name()]
     result: Result
@@ -74,24 +76,24 @@ class Report(Message, frozen=True):
 
 
 class HandBack(Message, frozen=True):
-    """The worker gives up its assignment without a result; no failure of the evaluation."""
+    """The worker returns its assignment without a result; this does not count as a failed evaluation."""
 
     worker: Annotated[str, Name()]
     eval_id: EvalId
     reason: Annotated[str, Text()]
     holding: EvalId | None = None
-    """The evaluation that it works on instead."""
+    """The evaluation that the worker runs instead."""
 
 
 class Draining(Message, frozen=True):
-    """The worker takes no more work: it finishes what it holds or hands it back, and says goodbye."""
+    """The worker takes no more work: it finishes or returns its current evaluation, sends Goodbye and exits."""
 
     worker: Annotated[str, Name()]
     reason: Annotated[str, Text()]
 
 
 class Fetch(Message, frozen=True):
-    """Ask for the commits of versions first..last. The answer may end before the last: it has a bounded size."""
+    """Request the commits of versions first..last. The answer has a bounded size, so it may end before the last."""
 
     worker: Annotated[str, Name()]
     first: Version
@@ -108,7 +110,7 @@ class EpochReady(Message, frozen=True):
 
 
 class Arrived(Message, frozen=True):
-    """The worker has theta from a transfer (or has not, and goes by checkpoint and journal)."""
+    """The worker has received theta by a transfer; or, without `ok`, it loads a checkpoint and applies the commits."""
 
     worker: Annotated[str, Name()]
     number: Count
@@ -122,11 +124,11 @@ class Goodbye(Message, frozen=True):
     worker: Annotated[str, Name()]
     reason: Annotated[str, Text()]
     died: bool = False
-    """Set by its witness: the worker did not decide to end, and held its evaluation until then."""
+    """Set by the parent process: the worker died unexpectedly, and may have held an evaluation until then."""
 
 
 class StatusRequest(Message, frozen=True):
-    """Anyone who holds the workers' key may ask."""
+    """Request the head's status; allowed for anyone with the workers' key."""
 
 
 class DrainRequest(Message, frozen=True):
@@ -137,7 +139,7 @@ class DrainRequest(Message, frozen=True):
 
 
 class StopRequest(Message, frozen=True):
-    """Ask the head to stop in good order: save a checkpoint, tell the workers to exit, exit."""
+    """Ask the head to stop cleanly: save a checkpoint, tell the workers to exit, and exit."""
 
     reason: Annotated[str, Text()]
 
@@ -146,38 +148,38 @@ class StopRequest(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """Answer to Hello. The worker brings its arena to `version` before its first assignment, or later."""
+    """Answer to Hello. The head is at `version`, to which the worker has to bring its arena."""
 
     version: int
     config_digest: str
 
 
 class Unknown(Message, frozen=True):
-    """The head does not know this worker (any more): say Hello again."""
+    """The head does not know this worker, or no longer: the worker must send Hello again."""
 
 
 class Refused(Message, frozen=True):
-    """Answer to Hello from a worker that would change bits. The worker ends with this text."""
+    """Answer to a worker that could change the bits of the run, or breaks a rule. The worker exits with this text."""
 
     reason: str
 
 
 class Work(Message, frozen=True):
-    """An evaluation to make."""
+    """An evaluation for the worker to run."""
 
     assignment: Assignment
     context: str = ""
-    """Text of the candidate's context; empty: it has none."""
+    """Text of the candidate's context; empty if it has none."""
 
 
 class Ack(Message, frozen=True):
-    """The result is on disk; or it was a duplicate or unknown. Either way: stop resending."""
+    """The report needs no resending: its result is on disk, or it was a duplicate or unknown."""
 
     eval_id: EvalId
 
 
 class Announce(Message, frozen=True):
-    """Version `version` exists. `record` is None when it comes by broadcast in `epoch`."""
+    """Version `version` exists. `record` is None if its commit record is broadcast in `epoch`."""
 
     version: int
     epoch: int
@@ -187,7 +189,7 @@ class Announce(Message, frozen=True):
 
 
 class Records(Message, frozen=True):
-    """Answer to Fetch: the first of what was asked for, and all of it where that is not too large for one message."""
+    """Answer to Fetch: the requested commits from the first on, as many as fit into one message."""
 
     commits: tuple[Commit, ...]
 
@@ -204,11 +206,11 @@ class OpenEpoch(Message, frozen=True):
 
 
 class OpenTransfer(Message, frozen=True):
-    """Come to transfer `number` and take theta_version from the head's arena, in buckets."""
+    """Join transfer `number`, which sends theta_version from the head's arena in buckets."""
 
     number: int
     place: int
-    """Among those who are called."""
+    """Index of the worker among the invited ones."""
     backend: str
     store_host: str
     store_port: int
@@ -219,16 +221,17 @@ class OpenTransfer(Message, frozen=True):
 
 
 class Rebuild(Message, frozen=True):
-    """Your digest differs: drop your arena and build it again from a checkpoint and the journal."""
+    """The worker's digest is wrong: it must rebuild its arena from a checkpoint and the commits."""
 
     version: int
 
 
 class Leave(Message, frozen=True):
-    """Stop and exit. `finished` tells an end of the run from a dismissal."""
+    """The worker must exit."""
 
     reason: str
     finished: bool
+    """Whether the run is finished; otherwise this worker is removed, or the run was stopped."""
     drained: bool = False
     """The worker was drained on request, so it should not be restarted."""
 
@@ -247,15 +250,15 @@ class WorkerStatus(Struct, frozen=True):
 
 
 class SeatStatus(Struct, frozen=True):
-    """A worker that is not connected to the head, as RUN/seats knows it."""
+    """A worker that is not connected to the head, as recorded in RUN/seats."""
 
     seat: str
     state: str
-    """starting, failed, died, or lost: it was working, and the head no longer hears from it."""
+    """starting, failed, died, or lost (it was working, and the head no longer receives messages from it)."""
     seconds: float
     """Seconds in this state."""
     detail: str
-    """Reason; while it starts, how the previous process in this seat ended."""
+    """Reason for the state; for "starting", how the previous process in this seat ended."""
 
 
 class Status(Message, frozen=True):
@@ -281,7 +284,7 @@ class Status(Message, frozen=True):
     why_idle: str = ""
     """Why workers are idle, if any are."""
     absent: tuple[SeatStatus, ...] = ()
-    """Workers that are not connected; added by the command that shows the status, since the head does not know them."""
+    """Workers that are not connected. The head does not know them: `hpc-es status` adds them."""
 
 
 AnyMessage = (
@@ -314,7 +317,7 @@ AnyMessage = (
 
 class Envelope(Struct, frozen=True, array_like=True, gc=False):
     generation: int
-    """The sender's view of the head's generation; 0 from someone who has not seen one."""
+    """The head's generation as the sender knows it; 0 if it knows none."""
     message: AnyMessage
 
 
@@ -330,12 +333,12 @@ def decode(data: bytes) -> Envelope:
     """Decode an envelope. Errors: TransportError when the bytes are not a message of this protocol."""
     try:
         return _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError) as error:  # the latter from arrays nested without end
+    except (msgspec.DecodeError, RecursionError) as error:  # RecursionError: arrays nested too deeply
         raise TransportError(f"a control message of {len(data)} bytes cannot be read: {error}") from error
 
 
 class _Packed(Struct, frozen=True, array_like=True, gc=False):
-    """A commit by columns, one value per member: equal values next to each other take next to nothing when packed."""
+    """A commit in columns, one value per member: runs of equal values compress well."""
 
     commit: Commit
     """The commit without its members."""
@@ -347,19 +350,19 @@ class _Packed(Struct, frozen=True, array_like=True, gc=False):
     subspaces: tuple[int, ...]
     partition_seeds: tuple[int, ...]
     seeds: bytes
-    """64 bits each, little-endian."""
+    """64-bit unsigned integers, little-endian."""
     coefficients: bytes
-    """fp32, little-endian: exactly what they are."""
+    """fp32, little-endian, without loss: coefficients are rounded to fp32."""
 
 
 _packed_decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def encode_commit(commit: Commit) -> bytes:
-    """The bytes that are broadcast or sent to every worker, and whose hash is announced.
+    """Encode a commit for its broadcast to all workers; the hash of these bytes is announced.
 
-    So they are few: packed, and without the scores (0 in their place), which are most of a record and which no arena
-    needs; who wants to know them asks with Fetch, or reads the journal.
+    To be small, it is compressed and has 0 in place of the scores, which take most of a record and which no arena
+    needs. Fetch and the journal return commits with their scores.
     """
     ids = [each.eval_id for each in commit.consumed]
     terms = commit.body.terms if isinstance(commit.body, Seeds) else ()
@@ -380,7 +383,7 @@ def encode_commit(commit: Commit) -> bytes:
 
 
 def decode_commit(data: bytes) -> Commit:
-    """A commit without its scores (see encode_commit). Errors: TransportError."""
+    """Decode a commit; its scores are 0 (see encode_commit). Errors: TransportError."""
     try:
         packed = _packed_decoder.decode(zlib.decompress(data))
         num_terms = len(packed.signs)

@@ -1,7 +1,7 @@
-"""One message to the live head, from anyone who holds the run's keys: `hpc-es status`, `hpc-es stop`, and the goodbye
-of a worker that can no longer say it.
+"""Send one message to the running head, as any process with the run's keys may: `hpc-es status`, `hpc-es stop`, and the
+parent of a worker that died.
 
-Invariant: it ends within the time that it was given, whatever has become of the head.
+Invariant: every call returns within its time limit, in whatever state the head is.
 """
 
 import secrets as random
@@ -20,29 +20,29 @@ from hpc_es.transport.sockets import Connection, milliseconds
 
 
 def ask(paths: RunPaths, message: AnyMessage, timeout_s: float) -> AnyMessage:
-    """Send one message to the live head as an observer and return its answer.
+    """Send one message to the running head as an observer, and return its answer.
 
-    Errors: TransportError when there is no head, it does not answer within `timeout_s`, or keys are refused.
+    Errors: TransportError if there is no head, if it does not answer within `timeout_s`, or if it refuses our key.
     """
     there = _live_head(paths)
     deadline = time.monotonic() + timeout_s
     with _connected(paths, there, f"observer-{random.token_hex(8)}") as connection:
         while not connection.is_refused and (remaining_s := deadline - time.monotonic()) > 0:
-            if _wait(connection, remaining_s):  # again after a connection that broke, for what was under way is gone
+            if _wait(connection, remaining_s):  # also after a reconnection: the first message may be lost
                 connection.send(encode(0, message))
             for data in connection.receive():
                 return decode(data).message
         trouble = connection.trouble
     raise TransportError(
         f"the head of generation {there.generation} (process {there.pid} on {there.head_host}) gave no answer within "
-        f"{timeout_s:g} s: {trouble}; if it is gone, start the run again; it resumes where it stopped"
+        f"{timeout_s:g} s: {trouble}; if it has exited, start the run again, and it resumes where it stopped"
     )
 
 
 def tell(paths: RunPaths, message: AnyMessage, timeout_s: float, *, sender: str) -> None:
-    """Send one message in the name of a worker that has ended; its answer is not waited for.
+    """Send one message on behalf of a worker that has exited, without waiting for an answer.
 
-    Errors: TransportError when there is no head to be reached within `timeout_s`, or keys are refused.
+    Errors: TransportError if no head can be reached within `timeout_s`, or if it refuses our key.
     """
     there = _live_head(paths)
     deadline = time.monotonic() + timeout_s
@@ -50,7 +50,7 @@ def tell(paths: RunPaths, message: AnyMessage, timeout_s: float, *, sender: str)
         while not connection.is_ready:
             remaining_s = deadline - time.monotonic()
             if connection.is_refused or remaining_s <= 0:
-                raise TransportError(f"the head on {there.head_host} could not be told: {connection.trouble}")
+                raise TransportError(f"the head on {there.head_host} could not be reached: {connection.trouble}")
             _wait(connection, remaining_s)
         connection.send(encode(there.generation, message))
 
@@ -80,7 +80,7 @@ def _connected(paths: RunPaths, there: Rendezvous, identity: str, linger_ms: int
 
 
 def _wait(connection: Connection, timeout_s: float) -> bool:
-    """Until something happens on the connection. Whether it has become ready, for the first time or again."""
+    """Wait for an event on the connection; returns whether it has just become ready, for the first time or again."""
     poller = zmq.Poller()
     poller.register(connection.socket, zmq.POLLIN)
     poller.register(connection.monitor, zmq.POLLIN)

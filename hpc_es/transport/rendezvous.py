@@ -1,6 +1,6 @@
 """Where workers find their head: RUN/rendezvous.json, which the head writes and everyone else reads.
 
-Invariant: a reader sees the whole file of one head, and never an older head's after a newer one's.
+Invariant: a reader sees the complete file of one head, and never the file of an older head after that of a newer one.
 """
 
 import os
@@ -24,10 +24,13 @@ class Rendezvous(msgspec.Struct, frozen=True):
 
 
 def publish(path: Path, here: Rendezvous) -> None:
-    """Replace rendezvous.json so that it survives a crash. Errors: Superseded if a newer head has published."""
+    """Write rendezvous.json atomically and durably. Errors: Superseded if a newer head has published."""
     there = read_rendezvous(path)
     if there is not None and there.generation > here.generation:
-        raise Superseded(f"{path} is from the head of generation {there.generation}; this one is {here.generation}")
+        raise Superseded(
+            f"{path} was written by the head of generation {there.generation}, which is newer than this head's "
+            f"{here.generation}"
+        )
     new = path.with_name(f"{path.name}.{here.generation}.{here.pid}")
     with new.open("wb") as file:
         file.write(msgspec.json.encode(here))
@@ -36,7 +39,7 @@ def publish(path: Path, here: Rendezvous) -> None:
     new.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # or a crash could lose the renaming
+        os.fsync(folder)  # without this a crash could undo the renaming
     finally:
         os.close(folder)
 

@@ -1,7 +1,7 @@
-"""The CURVE key pairs of a run: one for the head, one that all its workers (and observers) share.
+"""The CURVE key pairs of a run: one for the head, one that all its workers and observers share.
 
-RUN/secrets is 0700 and its files are 0600, from the moment they can be seen. Whoever can read the folder can join
-the run, so keys that others can read are refused, not used. Nothing else in the run folder is checked.
+Anyone who can read RUN/secrets can join the run. So the folder has mode 0700 and its files 0600 as soon as they exist,
+and keys that other users can read are refused. The modes of other files in the run folder are not checked.
 """
 
 import os
@@ -23,7 +23,7 @@ _Z85_LENGTH = 40
 
 
 class KeyPair(Struct, frozen=True):
-    """One CURVE key pair, Z85 text."""
+    """One CURVE key pair, encoded as Z85 text."""
 
     public: str
     secret: str
@@ -33,16 +33,16 @@ class KeyPair(Struct, frozen=True):
 
 
 class Secrets(Struct, frozen=True):
-    """What head and workers need to know of each other."""
+    """The key pairs of the head and of the workers."""
 
     head: KeyPair
     workers: KeyPair
 
 
 def create_secrets(paths: RunPaths) -> Secrets:
-    """Make RUN/secrets unless it is there; the keys of whoever came first are everybody's.
+    """Make RUN/secrets unless it exists. If several processes try it at once, all use the keys of the first.
 
-    Errors: TransportError when the folder cannot be written, or as `load_secrets`.
+    Errors: TransportError if the folder cannot be written; those of `load_secrets`.
     """
     if paths.secrets.exists():
         return load_secrets(paths)
@@ -64,7 +64,7 @@ def create_secrets(paths: RunPaths) -> Secrets:
 def load_secrets(paths: RunPaths) -> Secrets:
     """Read both key pairs.
 
-    Errors: TransportError when the folder or a file is missing, garbled, or open to group or others.
+    Errors: TransportError if the folder or a file is missing, damaged, or accessible to group or others.
     """
     _refuse_open(paths.secrets, 0o700)
     return Secrets(head=_read(paths.secrets / _HEAD), workers=_read(paths.secrets / _WORKERS))
@@ -82,15 +82,13 @@ def _refuse_open(path: Path, wanted: int) -> None:
     try:
         mode = path.stat().st_mode & 0o777
     except FileNotFoundError:
-        raise TransportError(
-            f"{path} is missing: whoever starts the run makes its keys (`hpc-es run`, `hpc-es submit`)"
-        ) from None
+        raise TransportError(f"{path} is missing: `hpc-es run` and `hpc-es submit` make the keys of a run") from None
     except OSError as error:
-        raise TransportError(f"{path} cannot be looked at: {error}") from error
+        raise TransportError(f"{path} cannot be read: {error}") from error
     if mode & 0o077:
         raise TransportError(
-            f"{path} has mode {mode:04o}, so others may join the run or pose as its head; it must be open to its owner "
-            f"only: chmod {wanted:o} {path}"
+            f"{path} has mode {mode:04o}, so other users may join the run or impersonate its head; only its owner may "
+            f"have access: chmod {wanted:o} {path}"
         )
 
 
@@ -105,6 +103,6 @@ def _read(path: Path) -> KeyPair:
         paired = False
     if not paired:
         raise TransportError(
-            f"{path} holds no CURVE key pair; stop the run, remove {path.parent} and start it again to get new keys"
+            f"{path} contains no CURVE key pair; stop the run, remove {path.parent} and start it again to get new keys"
         )
     return keys

@@ -1,6 +1,6 @@
-"""The few things about ZeroMQ that head and client both need: a wake-up, and one watched connection to a head.
+"""ZeroMQ helpers for head and clients: a way to wake a polling thread, and a monitored connection to a head.
 
-Sockets belong to one thread; only `Wake.set` may be called from another one, or from a signal handler.
+A socket may be used by one thread only; `Wake.set` may also be called from other threads and from signal handlers.
 """
 
 import math
@@ -16,7 +16,7 @@ from hpc_es.transport.rendezvous import Rendezvous
 from hpc_es.transport.secrets import Secrets
 
 HEARTBEAT_MS, SILENCE_MS = 5_000, 20_000
-"""ZMTP's own heartbeats: they end connections whose other machine has vanished without a word."""
+"""Interval and timeout of ZeroMQ's own heartbeats, which close connections to a machine that has disappeared."""
 
 _EVENTS = (
     zmq.EVENT_CONNECTED
@@ -29,12 +29,12 @@ _EVENTS = (
 
 
 def milliseconds(seconds: float) -> int:
-    """Rounded up, so that a poll never ends before the time it was given."""
+    """Convert seconds to milliseconds, rounded up, so that a poll never returns before its timeout."""
     return math.ceil(seconds * 1000)
 
 
 class Wake:
-    """Ends another thread's poll. Without a lock, so that a signal handler may use it."""
+    """Ends the poll of another thread. It uses no lock, so that a signal handler may call it."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -45,7 +45,7 @@ class Wake:
         return self._reader.fileno()
 
     def set(self) -> None:
-        with suppress(OSError):  # full: awake already; closed: nobody sleeps
+        with suppress(OSError):  # full: the thread is awake already; closed: no thread waits
             self._writer.send(b"\0")
 
     def clear(self) -> None:
@@ -59,15 +59,15 @@ class Wake:
 
 
 class Connection:
-    """A DEALER to one head. `is_ready` from the handshake to the disconnection; ZeroMQ reconnects by itself."""
+    """A DEALER socket to one head, which ZeroMQ reconnects by itself. `is_ready`: the handshake is done."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", to: Rendezvous, secrets: Secrets, identity: bytes):
         self.to = to
         self.is_ready = False
         self.is_over = False
-        """ZeroMQ has given this connection up; try another one."""
+        """Whether ZeroMQ has given up this connection, so that a new one is needed."""
         self.is_refused = False
-        """The head does not know our key; another connection would fare no better."""
+        """Whether the head refused our key, so that a new connection would not help."""
         there = with_port(to.host, to.port)
         self.trouble = f"nothing listens at {there}"
         self.socket = context.socket(zmq.DEALER)
@@ -78,39 +78,39 @@ class Connection:
         self.socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self.socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
         self.socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2_000)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, limits.TO_WORKER)  # whoever listens there may not be a head
+        self.socket.setsockopt(zmq.MAXMSGSIZE, limits.TO_WORKER)  # another program may listen at this address
         self.monitor = self.socket.get_monitor_socket(_EVENTS)
         self.socket.setsockopt(zmq.IPV6, family(to.host) == socket.AF_INET6)
         self.socket.connect(f"tcp://{there}")
 
     def watch(self) -> bool:
-        """Take in what happened to the connection. True when it has just become ready (again)."""
+        """Process events of the connection; returns whether it has just become ready, for the first time or again."""
         became_ready = False
         while self.monitor.poll(0):
             happened = recv_monitor_message(self.monitor)
             event, was_ready = happened["event"], self.is_ready
             self.is_ready = became_ready = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.trouble = "it took the message and did not answer"
+                self.trouble = "it accepted the message and did not answer"
             elif event == zmq.EVENT_CONNECTED:
                 self.trouble = "the connection is accepted, but no handshake follows: the head may be stopped"
             elif event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                # 400 is the verdict of the head's ZAP handler; anything else comes from a head that is just closing
+                # 400 is sent by the head's ZAP handler; other codes come from a head that is closing its socket
                 self.is_over, self.is_refused = True, happened["value"] == 400
                 self.trouble = "the head refused the workers' key"
             elif event == zmq.EVENT_DISCONNECTED and was_ready:
                 self.trouble = "the connection broke and did not come back"
             elif event != zmq.EVENT_DISCONNECTED:
-                self.trouble = "the handshake failed: the head's key is another one, or no head listens there"
+                self.trouble = "the handshake failed: the head has another key, or another program listens there"
         return became_ready
 
     def send(self, data: bytes) -> None:
-        """Hand over to ZeroMQ; dropped when its queue is full."""
+        """Pass a message to ZeroMQ; it is dropped if ZeroMQ's queue is full."""
         with suppress(zmq.Again):
             self.socket.send(data, zmq.NOBLOCK)
 
     def receive(self) -> list[bytes]:
-        """What is there, at most 256 messages."""
+        """Return the messages that have arrived, at most 256."""
         received: list[bytes] = []
         with suppress(zmq.Again):
             while len(received) < 256:

@@ -1,10 +1,11 @@
-"""theta on its way to workers that join a run under way: the head's arena, in buckets, through groups of its own.
+"""Send theta from the head's arena to workers that join a running run, in buckets, through separate process groups.
 
-A group holds the head and those who said Hello since the last transfer, never the workers that roll out. The head names
-who takes part once all have come or the time is up, so someone late costs the others a wait and no more; someone lost
-on the way costs them a second round, from the first bucket that one of them lacks. Invariants: each step has its time
-limit, and the whole has one; nothing writes to a receiver's arena but the receiver, which compares the digest that came
-by the control plane, for store and groups are not authenticated.
+A group consists of the head and the workers that sent Hello since the last transfer, never of workers that run
+evaluations. The head lists the participants once all invited workers have come or the time is up, so a late worker
+costs the others a short wait only. If a worker is lost during the transfer, there is a second round, which starts at
+the first bucket that any of the others lacks. Invariants: each step and the whole transfer have time limits; only the
+receiver writes to its own arena. It compares the digest that came by the control plane, since store and groups are not
+authenticated.
 """
 
 import logging
@@ -26,26 +27,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BUCKET_BYTES: dict[Backend, int] = {"gloo": 2**22, "nccl": 2**25}
-"""Gloo's pass through the processor's cache: measured on loopback, 4 MiB move as fast as plain sockets, 32 MiB do not.
-NCCL's are as large as was thought to hide what each costs; nobody has measured them.
+"""Size of a bucket. For Gloo it should fit into the CPU cache: on loopback, buckets of 4 MiB are as fast as plain
+sockets, buckets of 32 MiB are slower. The value for NCCL is an estimate that should hide the cost per bucket; it was
+not measured.
 """
 ROUNDS = 2
-SLOWEST = 100e6
-"""Bytes per second; a slower transfer is given up, and the head's next update waits no longer."""
+MIN_BYTES_PER_SECOND = 100e6
+"""A slower transfer is aborted, because the head's next update waits for it."""
 _GO = "go"
 _POLL_S = 0.02
-_BREAKS = (OSError, RuntimeError, TransportError)
-"""What a group that breaks comes up with."""
+_GROUP_ERRORS = (OSError, RuntimeError, TransportError)
+"""What a broken group may raise."""
 
 
 class Sent(Struct, frozen=True):
-    """What came of a transfer at the head."""
+    """Outcome of a transfer at the head."""
 
     workers: tuple[str, ...]
-    """Workers that took part to the end. Each still has to compare the digest."""
+    """Workers that received all buckets. Each still has to compare the digest."""
     num_bytes: int
     seconds: float
-    """Seconds of the buckets alone."""
+    """Time for the buckets alone."""
 
 
 class _TooLate(TransportError):
@@ -53,15 +55,16 @@ class _TooLate(TransportError):
 
 
 class _Start(NamedTuple):
-    """What the head decides when a round begins."""
+    """What the head decides at the start of a round."""
 
     first: int
-    """The first bucket."""
+    """Index of the first bucket."""
     places: list[int]
+    """Indices of the workers that take part, among the invited ones."""
 
 
 class Sending:
-    """The head's end of one transfer."""
+    """The head's side of one transfer."""
 
     def __init__(
         self,
@@ -74,8 +77,8 @@ class Sending:
         interface: str | None = None,
         stop: Event | None = None,
     ):
-        """`number` was never used before; `store`: where the head's store is; `timeout_s` bounds each step; `stop` ends
-        it early, within a step."""
+        """number: never used before. store: host and port of the head's store. timeout_s: time limit for each step.
+        stop: aborts the transfer after its current step."""
         self._number, self._workers, self._backend = number, list(workers), backend
         self._bucket_bytes = BUCKET_BYTES[backend]
         self._host, self._port = store
@@ -83,13 +86,16 @@ class Sending:
         self._stop = stop or Event()
 
     def calls(self, version: int, digest: int, num_bytes: int) -> dict[str, OpenTransfer]:
-        """What each worker must be told before `send`; digest: of theta_version."""
+        """Return the message that each worker must receive before `send` is called; `digest`: of theta_version."""
         common = (self._backend, self._host, self._port, version, digest, num_bytes, self._bucket_bytes)
         return {worker: OpenTransfer(self._number, place, *common) for place, worker in enumerate(self._workers)}
 
     def send(self, memory: memoryview) -> Sent:
-        """Blocks. `memory`, bytes, must not change meanwhile. Errors: TransportError; perhaps nobody has all of it."""
-        deadline = time.monotonic() + 2 * ROUNDS * self._timeout_s + len(memory) / SLOWEST
+        """Send `memory`, which must not change meanwhile; blocks.
+
+        Errors: TransportError; any number of workers may then have received all of it.
+        """
+        deadline = time.monotonic() + 2 * ROUNDS * self._timeout_s + len(memory) / MIN_BYTES_PER_SECOND
         asked, number = list(range(len(self._workers))), 0
         while True:
             self._check_stop()
@@ -100,14 +106,14 @@ class Sending:
                 return Sent(tuple(self._workers[place] for place in start.places), len(memory), seconds)
             except _TooLate:
                 raise
-            except _BREAKS as error:
+            except _GROUP_ERRORS as error:
                 number += 1
                 if number == ROUNDS:
                     raise TransportError(str(error)) from error
-                log.warning("transfer %d is tried again with those who are left: %s", self._number, str(error))
+                log.warning("transfer %d is tried again with the remaining workers: %s", self._number, str(error))
 
     def _start(self, store: "Store", asked: Sequence[int]) -> _Start:
-        """Begin with those who have come, once all have or the time is up."""
+        """Start a round with the workers that have come, once all have come or the time is up."""
         deadline = time.monotonic() + self._timeout_s
         missing = set(asked)
         while missing and time.monotonic() < deadline:
@@ -116,13 +122,13 @@ class Sending:
             time.sleep(_POLL_S if missing else 0)
         places = [place for place in asked if place not in missing]
         if not places:
-            raise _TooLate(f"nobody came within {self._timeout_s:g} s")
+            raise _TooLate(f"no worker came within {self._timeout_s:g} s")
         start = _Start(min(int(store.get(_came(place))) for place in places), places)
         store.set(_GO, " ".join(map(str, (start.first, *places))))
         return start
 
     def _send(self, memory: memoryview, store: "Store", start: _Start, deadline: float) -> float:
-        """Seconds that the buckets from `start.first` on took."""
+        """Send the buckets from `start.first` on; returns how many seconds they took."""
         place = Place(ROOT, len(start.places) + 1, self._host, self._interface)
         group = Group(self._backend, store, place, self._timeout_s)
         began = time.monotonic()
@@ -130,7 +136,8 @@ class Sending:
             for at in range(start.first * self._bucket_bytes, len(memory), self._bucket_bytes):
                 self._check_stop()
                 if time.monotonic() > deadline:
-                    raise _TooLate(f"slower than {SLOWEST / 1e6:g} MB/s, at {at} of {len(memory)} bytes")
+                    slowest = f"{MIN_BYTES_PER_SECOND / 1e6:g} MB/s"
+                    raise _TooLate(f"slower than {slowest}, at {at} of {len(memory)} bytes")
                 group.share(memory[at : at + self._bucket_bytes])
             return time.monotonic() - began
         finally:
@@ -138,23 +145,24 @@ class Sending:
 
     def _check_stop(self) -> None:
         if self._stop.is_set():
-            raise _TooLate("the head ends")
+            raise _TooLate("the head stops or exits")
 
 
 class Receiving:
-    """A worker's end: an iterable of the buckets in order, each once, and valid until the next.
+    """A worker's side: an iterable of all buckets in order, each once.
 
-    Blocks while iterated over; raises TransportError. Compare the digest afterwards.
+    A bucket is valid until the next one is requested. Iteration blocks and may raise TransportError. Compare the digest
+    afterwards.
     """
 
     def __init__(
         self, call: OpenTransfer, *, timeout_s: float, interface: str | None = None, stop: Event | None = None
     ):
-        """`stop` ends it early."""
+        """timeout_s: time limit for each step. stop: aborts the transfer."""
         self._call, self._timeout_s, self._interface = call, timeout_s, interface
         self._stop = stop or Event()
         self._num_buckets = -(-call.num_bytes // call.bucket_bytes)
-        self._had = 0
+        self._num_received = 0
 
     def __iter__(self) -> Iterator[memoryview]:
         call = self._call
@@ -163,8 +171,9 @@ class Receiving:
                 yield from self._round(number)
             except _TooLate:
                 raise
-            except _BREAKS as error:
-                progress = f"transfer {call.number} broke after {self._had} of {self._num_buckets} buckets: {error}"
+            except _GROUP_ERRORS as error:
+                share = f"{self._num_received} of {self._num_buckets} buckets"
+                progress = f"transfer {call.number} failed after {share}: {error}"
                 if number + 1 == ROUNDS:
                     raise TransportError(progress) from error
                 log.warning("%s; trying again", progress)
@@ -172,17 +181,17 @@ class Receiving:
                 return
 
     def _round(self, number: int) -> Iterator[memoryview]:
-        """The buckets that are missing, as far as this round brings them."""
+        """Yield the missing buckets that arrive in this round."""
         self._check_stop()
         call = self._call
         store = open_store(call.store_host, call.store_port, _prefix(call.number, number), self._timeout_s)
-        store.set(_came(call.place), str(self._had))
+        store.set(_came(call.place), str(self._num_received))
         start = self._await_start(store)
         if call.place not in start.places:
-            raise _TooLate("the head began without this worker, which came too late")
+            raise _TooLate("the head started without this worker, which came too late")
         rank = ROOT + 1 + start.places.index(call.place)
         place = Place(rank, len(start.places) + 1, call.store_host, self._interface)
-        # of this round alone: a broadcast that was given up may still write to it
+        # new memory for each round: an abandoned broadcast of the last round may still write to its own
         memory = memoryview(bytearray(min(call.bucket_bytes, call.num_bytes)))
         group = Group(call.backend, store, place, self._timeout_s)
         try:
@@ -190,27 +199,27 @@ class Receiving:
                 self._check_stop()
                 bucket = memory[: min(call.bucket_bytes, call.num_bytes - index * call.bucket_bytes)]
                 group.share(bucket)
-                if index >= self._had:
-                    self._had = index + 1
+                if index >= self._num_received:
+                    self._num_received = index + 1
                     yield bucket
         finally:
             group.abandon()
 
     def _await_start(self, store: "Store") -> _Start:
-        # the head may wait for others as long as a step may take, after a step that we found broken sooner than it did
-        patience_s = 3 * self._timeout_s
-        deadline = time.monotonic() + patience_s
+        # The head may notice a broken step later than we do, and then waits up to one step for other workers
+        limit_s = 3 * self._timeout_s
+        deadline = time.monotonic() + limit_s
         while not store.check([_GO]):
             self._check_stop()
             if time.monotonic() > deadline:
-                raise _TooLate(f"the head has not begun after {patience_s:g} s")
+                raise _TooLate(f"the head has not started after {limit_s:g} s")
             time.sleep(_POLL_S)
         first, *places = map(int, store.get(_GO).split())
         return _Start(first, places)
 
     def _check_stop(self) -> None:
         if self._stop.is_set():
-            raise _TooLate("the worker ends, or was called to another transfer")
+            raise _TooLate("the worker exits, or was invited to another transfer")
 
 
 def _prefix(number: int, round_: int) -> str:
@@ -218,5 +227,5 @@ def _prefix(number: int, round_: int) -> str:
 
 
 def _came(place: int) -> str:
-    """The key under which a worker says that it has come, with the number of buckets that it has."""
+    """Key in the store that a worker sets when it comes; the value is the number of buckets that it has received."""
     return f"came-{place}"

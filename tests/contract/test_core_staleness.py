@@ -306,7 +306,7 @@ def test_workers_beyond_the_bound_stay_idle():
     assert stage.core.ledger.live.total() == 4
     assert stage.core.crew.num_idle == 5
     shown = status(stage.core, Anchor("stage", 1, 0.0, 0), stage.now)
-    assert shown.why_idle == "5 idle: more than 4 evaluations at once would break the bound of lag 1"
+    assert shown.why_idle == "5 idle: more than 4 evaluations at once would exceed the largest lag, 1"
     assert shown.cohort_done == 0
 
 

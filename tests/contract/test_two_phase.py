@@ -124,7 +124,7 @@ def test_a_trainer_that_always_fails_ends_the_run_with_the_cause() -> None:
     stage.failing_trainers = 10**6
     found = stage.run(20_000)
     assert found.failed
-    assert "theta_1 could not be trained 3 times in a row; the last: the trainer was killed" in found.reason
+    assert "training of theta_1 failed 3 times in a row; the last error: the trainer was killed" in found.reason
     assert not stage.commits()
 
 
@@ -155,7 +155,7 @@ def test_records_that_contradict_a_closed_cohort_are_refused() -> None:
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [
-        ("toy:Toy", {"optimiser": {"kind": "adam"}}, "es.optimiser.kind=adam is for updates by seeds"),
+        ("toy:Toy", {"optimiser": {"kind": "adam"}}, "es.optimiser.kind=adam applies to updates by seeds only"),
         ("toy:Lazy", {}, "has trains=True, but does not define train"),
         ("toy:nudge", {}, "is not a subclass"),
         ("toy:Nothing", {}, "cannot be imported"),

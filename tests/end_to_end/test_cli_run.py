@@ -131,7 +131,7 @@ def test_verify_fails_when_the_base_model_is_another(folder: Path) -> None:
     write_tiny_llama(folder / "other", seed=1)
     done = hpc_es("verify", "runs/small", "--model", "other")
     assert done.exit_code == 1
-    assert "WRONG: " in done.stdout
+    assert "wrong: " in done.stdout
     assert "Traceback" not in done.output
 
 

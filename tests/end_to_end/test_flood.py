@@ -186,7 +186,7 @@ def test_refusals_are_one_line_with_a_count(caplog: pytest.LogCaptureFixture, mo
     assert [record.getMessage() for record in caplog.records] == ["refused: number 0", "dropped: number 0"]
     monkeypatch.setattr(handshakes, "LOG_INTERVAL_S", 0.0)
     log_lines.warning("refused")
-    assert caplog.records[-1].getMessage() == "refused (999 more since the last line)"
+    assert caplog.records[-1].getMessage() == "refused (999 more since the last warning)"
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,6 @@ def test_a_worker_without_a_head_ends_with_a_remedy(config: Config, port: int | 
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: no head was heard for ")
+    assert last.startswith("error: no message from a head for ")
     assert trouble in last
     assert f"`hpc-es submit {paths.root}`" in last

@@ -304,7 +304,7 @@ def test_a_worker_with_a_corrupted_arena_is_quarantined_and_the_run_continues(be
     assert sum("is quarantined" in note for note in notes) == 1
     void = [record for record in records if isinstance(record, journal.Voided)]
     assert void
-    assert all("measured around digest" in record.reason for record in void)
+    assert all("measured with digest" in record.reason for record in void)
     assert sorted(digests(root)) == [1, 2, 3, 4]
     assert bench.answer("verify", root)["problems"] == []
 

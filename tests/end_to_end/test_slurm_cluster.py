@@ -351,7 +351,7 @@ def test_heads_and_workers_that_cannot_connect_fail_with_a_remedy(
     job = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip()
     assert Job(job, "worker", queue, RunPaths(Path(lonely))).wait(LIMIT_S) == "FAILED"
     (last,) = Path(lonely, "logs", f"worker-{job}.0.log").read_text().splitlines()[-1:]
-    assert last.startswith("error: no head was heard for ")
+    assert last.startswith("error: no message from a head for ")
     assert f"(transport.head_timeout): {lonely}/rendezvous.json does not exist" in last
     assert f"start it again (`hpc-es submit {lonely}`" in last
 

@@ -20,7 +20,7 @@ def wait_for_sigterm(code: int = 3) -> None:
 
 
 def start_sleeper(*, own_session: bool) -> None:
-    """A grandchild, whose id is written down."""
+    """Start a grandchild process and write its id to a file."""
     process = subprocess.Popen(["sleep", "600"], start_new_session=own_session)
     with open(root / "sleepers", "a") as file:
         file.write(f"{process.pid}\n")

@@ -10,13 +10,13 @@ from itertools import permutations
 from hpc_es.params.streams import LANES, Event, Lane
 
 Choose = Callable[[list[Lane]], Lane]
-"""Which of the lanes that could go on goes on."""
+"""Chooses the lane that runs next, among those that can."""
 Wait = tuple[Lane, Lane]
 """The first lane waits for work of the second."""
 
 
 class Work:
-    """A piece of work, and the event that it is done."""
+    """A piece of work, and the event that marks its end."""
 
     def __init__(self, lane: Lane, run: Callable[[], object], after: Sequence["Work"]) -> None:
         self.lane, self.run, self.after, self.done = lane, run, after, False
@@ -28,7 +28,7 @@ class Adversary:
     def __init__(self, choose: Choose, forget: Wait | None = None) -> None:
         self.choose, self.forget = choose, forget
         self.waits = set[Wait]()
-        """The kinds that were declared."""
+        """The declared kinds of waits."""
 
     def submit(self, lane: Lane, work: Callable[[], object], after: Sequence[Event] = ()) -> Event:
         self.waits |= {(lane, event.lane) for event in after}
@@ -49,7 +49,7 @@ class Adversary:
 
 
 def eager(*order: Lane) -> Choose:
-    """The first lane goes on whenever it can, then the second."""
+    """The first lane runs whenever it can, otherwise the second."""
     return lambda ready: min(ready, key=order.index)
 
 

@@ -1,4 +1,4 @@
-"""A server with OpenAI's chat API that answers, refuses and breaks as a test says. Standard library alone."""
+"""A server with OpenAI's chat API whose answers and failures a test sets. Uses the standard library only."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ HANGS, HANGS_UP = "hangs", "hangs up"
 
 @dataclass(frozen=True)
 class Reply:
-    """`body`: text and bytes as they are, everything else as JSON."""
+    """`body`: text and bytes are sent unchanged, everything else as JSON."""
 
     status: int = 200
     body: Any = ""

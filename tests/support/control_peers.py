@@ -1,4 +1,4 @@
-"""Heads, workers, strangers and broken lines for the tests of the control plane."""
+"""Heads, workers, unauthenticated peers and broken connections for tests of the control plane."""
 
 import socket
 import threading
@@ -36,7 +36,7 @@ def serving(paths: RunPaths, generation: int = 1, host: str = HOST) -> Iterator[
 
 
 class Worker:
-    """A HeadClient and what it was told."""
+    """A HeadClient and the messages that it received."""
 
     def __init__(
         self, paths: RunPaths, name: str = "w", head_timeout_s: float = 60.0, holding: EvalId | None = EVAL_ID
@@ -85,7 +85,7 @@ def hear(server: HeadServer, kind: type[Any]) -> Any:
 def hear_only_heartbeats(server: HeadServer) -> None:
     time.sleep(2 * BEAT_S)
     while server.receive(0):
-        pass  # what was under way before
+        pass  # drop messages that were sent earlier
     deadline = time.monotonic() + 8 * BEAT_S
     while time.monotonic() < deadline:
         assert all(isinstance(envelope.message, m.Heartbeat) for _, envelope in server.receive(BEAT_S))
@@ -106,7 +106,7 @@ def wait_until(condition: Callable[[], object], seconds: float = PATIENCE_S) -> 
 
 @contextmanager
 def raw_dealer(server: HeadServer, keys: Secrets | None, identity: bytes = b"raw") -> "Iterator[zmq.Socket[bytes]]":
-    """A DEALER without any of our manners; without CURVE when there are no keys."""
+    """A plain DEALER socket that does not follow our protocol; without keys it does not use CURVE."""
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.identity = identity
@@ -133,7 +133,7 @@ def stranger(tmp_path: Path, server_paths: RunPaths, *, knows_head: bool) -> Run
 
 
 class Forwarder:
-    """A TCP connection to the head that can be cut, and mended."""
+    """A TCP connection to the head that can be cut and restored."""
 
     def __init__(self, server: HeadServer):
         self.listener = socket.create_server((HOST, 0))

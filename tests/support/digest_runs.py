@@ -68,7 +68,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "null updates, adam": {"optimiser": {"kind": "adam"}},
 }
 FLAT_UPDATES = (3, 4)
-"""With "null updates", everything evaluated for these updates is equally good, so that they have nothing to learn."""
+"""With "null updates", all members of these updates have the same fitness, so that the updates are null."""
 NUM_UPDATES = {"lag4-50": 7, "lag4-100": 7, "lag8-25": 10, "natural-discard": 8, "natural-hold": 8}
 """Enough for results of the longest lag to be consumed, discarded or waited for; 6 elsewhere."""
 SLOW = 28
@@ -114,7 +114,7 @@ class Run(theatre.Stage):
         return [theatre.hashed(policy, task, assignment.sampling_seed) % levels / levels for task in assignment.tasks]
 
     def play(self) -> None:
-        """Play until the head exits. Messages arrive at once; the first evaluation fails, and the last worker is
+        """Run until the head exits. Messages arrive at once; the first evaluation fails, and the last worker is
         slow."""
         quick, slow = [self.add_worker("w0"), self.add_worker("w1")], self.add_worker("w2")
         quick[0].errors = 1

@@ -1,4 +1,4 @@
-"""Engines and players in front of a server of the tests' own (chat_server.py)."""
+"""Engines and rollouts that use the test server of chat_server.py."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Set-up of tests of evaluations: a run of the lab, a file of other tasks, and ways to stop."""
+"""Set-up for tests of evaluations: a run of the lab, a file with other tasks, and ways to interrupt."""
 
 from pathlib import Path
 

@@ -71,7 +71,7 @@ def fake_records(num_updates: int = 4, *, seed: int = 0, lag: int = 1) -> Iterat
 
 
 def write_run(root: Path, num_updates: int = 4, **options: int) -> list[AnyRecord]:
-    """A run folder with one segment; returns its records, the first included."""
+    """Write a run folder with one segment; returns all its records."""
     root.mkdir(parents=True, exist_ok=True)
     writer = JournalWriter.create(RunPaths(root), started)
     records = list(fake_records(num_updates, **options))

@@ -1,4 +1,4 @@
-"""The run folder that the first release left behind; see fixtures/README.md."""
+"""The recorded run folder of the first release; see fixtures/README.md."""
 
 import tarfile
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A head's end of the control plane in a process of its own, whose memory a test looks at: it acknowledges reports.
+"""The head's side of the control plane in its own process, whose memory a test measures. It acknowledges reports.
 
 python tests/support/flood_head.py RUN LARGEST
 """

@@ -1,4 +1,4 @@
-"""Sudoku that stands still while a file exists: evaluations then last as long as a test wants, and change no bit."""
+"""Sudoku that waits while a file exists, so that a test controls how long evaluations take. Results are unchanged."""
 
 import os
 import time
@@ -10,11 +10,11 @@ from hpc_es.envs.base import Observation
 GATE = "TEST_GATE"
 """Environment variable with the name of that file."""
 PACE = "TEST_PACE"
-"""Environment variable with seconds that every episode lasts at least."""
+"""Environment variable with the minimum duration of an episode in seconds."""
 
 
 class Sudoku(sudoku.Sudoku):
-    instant = False  # a worker that waits at the gate goes on hearing signals
+    instant = False  # a waiting worker must still handle signals
 
     def reset(self, task: int) -> Observation:
         time.sleep(float(os.environ.get(PACE, 0.0)))

@@ -1,4 +1,4 @@
-"""The tables of a run from its file and from its journal, and that they are the same."""
+"""Read the tables of a run from run.h5 and from its journal, and compare them."""
 
 import os
 import shutil

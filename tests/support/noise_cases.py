@@ -24,7 +24,7 @@ SPECIAL_BITS = (
     *(0x38800000, 0x387FFFFF, 0x33000000, 0x33000001, 0x32FFFFFF, 0x33C00000, 0x3F808000, 0x3F818000, 0x38802000),
 )
 SPECIAL = np.array(SPECIAL_BITS, np.uint32).view(np.float32)
-"""Zeros, subnormals, infinities, NaNs, and the places where rounding to half types turns."""
+"""Zeros, subnormals, infinities, NaNs, and values at which rounding to half types changes direction."""
 
 
 class Layout(NamedTuple):
@@ -43,7 +43,7 @@ def values(size: int, seed: int = 0) -> Array:
 
 
 def close(trace: Trace, wanted: Trace) -> bool:
-    """Digests to the bit; sums of squares are added in another order."""
+    """Compare digests exactly, and sums of squares approximately: they are added in another order."""
     return trace.digests == wanted.digests and np.allclose(trace.squares, wanted.squares, rtol=1e-5)
 
 

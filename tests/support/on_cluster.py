@@ -102,7 +102,7 @@ def scontrol(*words: str) -> None:
 
 
 def preempt(node: str, folder: Path) -> None:
-    """Claim all of a node for a moment, with a job of higher priority."""
+    """Occupy a whole node for a moment with a job of higher priority."""
     high = ["--partition=high", f"--nodelist={node}", "--exclusive", "--output=/dev/null"]
     Slurm().submit(script(folder, "sleep 1"), *high)
 
@@ -116,7 +116,7 @@ def digests(paths: RunPaths) -> dict[int, int]:
 
 
 def assert_as_if_nothing_had_happened(submission: Submission, undisturbed: Submission) -> None:
-    """The same commits and bits, every evaluation counted once."""
+    """Check that two runs have the same commits and bits, with every evaluation counted once."""
     assert submission.wait(LIMIT_S) == "COMPLETED"
     assert digests(submission.paths) == digests(undisturbed.paths)
     commits = [record.commit for record in read_journal(submission.paths.root) if isinstance(record, Committed)]

@@ -27,7 +27,7 @@ def config_of(**sections: dict[str, Any]) -> Config:
 
 
 def preset(name: str) -> Config:
-    """A fragment of configs/ on top of what every run has to say."""
+    """A fragment of configs/ together with the required settings."""
     return load(CONFIGS / "quickstart.yaml", [str(CONFIGS / name), "engine.max_model_len=4096"]).config
 
 

@@ -1,4 +1,4 @@
-"""Environments that do what no environment should: `rogue:Sudoku` does in one of its calls what ROGUE says.
+"""Environments that misbehave: in one of its calls, `rogue:Sudoku` does what the variable ROGUE says.
 
 ROGUE=CALL:DEED with a deed of DEEDS. With ROGUE_ONCE=FILE it is done once: the file says that it has been.
 """
@@ -28,7 +28,7 @@ def _hold_the_interpreter() -> None:
 
 
 def _fork() -> None:
-    os.fork()  # and both go on
+    os.fork()  # both processes continue
 
 
 def _raise(error: BaseException) -> Callable[[], None]:

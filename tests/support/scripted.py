@@ -1,4 +1,4 @@
-"""Environments and an engine that do as a test says; made by name as `scripted:Steps` and so on."""
+"""Environments and an engine whose behaviour a test sets; named `scripted:Steps` and so on."""
 
 import gc
 import threading
@@ -12,11 +12,11 @@ from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.params import Arena
 
 FAULTS: Counter[str] = Counter()
-"""How often each kind of environment still misbehaves in this process."""
+"""How many more times each kind of environment misbehaves in this process."""
 
 
 class Steps(Env):
-    """Three turns, then a reward of the task's number; each turn must answer what it was asked."""
+    """Three turns, then a reward equal to the task's number; every answer must fit its prompt."""
 
     num_tasks = 100
     limit = 3
@@ -83,7 +83,7 @@ class Raises(Steps):
 
 
 class Instant(Raises):
-    """Notes the thread that each call runs in."""
+    """Records the thread of each call."""
 
     instant = True
     threads: ClassVar[set[str]] = set()
@@ -118,7 +118,7 @@ class TooLong(Steps):
 
 
 class LongChoices(Steps):
-    """Choices that do not fit behind the prompt from the second turn on."""
+    """An environment whose choices do not fit into the context from the second turn on."""
 
     def _ask(self) -> Observation:
         return Observation((Message("user", "x" * (10 if self.turn == 0 else 480)),), choices=("go", "y" * 20))
@@ -138,7 +138,7 @@ class Letters:
 
 
 class Echo:
-    """An engine that answers with its prompt. Counts how many requests it ever had at once."""
+    """An engine that answers with its prompt, and records its maximum number of concurrent requests."""
 
     tokenizer = Letters()
 

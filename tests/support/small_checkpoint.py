@@ -1,4 +1,4 @@
-"""Little checkpoints in safetensors, for tests that need tensors but no language model."""
+"""Small safetensors checkpoints for tests that need tensors but no language model."""
 
 import json
 from collections.abc import Mapping

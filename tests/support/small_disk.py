@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path]:
-    """Where mounting is not allowed the test is skipped, with the reason; the tests with RLIMIT_FSIZE run anywhere."""
+    """Mount it. If mounting is not allowed, the test is skipped; tests with RLIMIT_FSIZE run anywhere."""
     disk = folder / "disk"
     disk.mkdir(exist_ok=True)
     mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)]

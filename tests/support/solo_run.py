@@ -1,4 +1,4 @@
-"""A short recorded run of the laboratory's model, made without engines: what evaluations after a run begin with."""
+"""A short recorded run of the laboratory's model, made without engines, for tests of evaluations after a run."""
 
 from pathlib import Path
 

@@ -124,7 +124,7 @@ class _Play:
             yield from self.commit()
         yield Stopped(self.now, "all updates are done", finished=True)
 
-    # --- what to evaluate ---
+    # --- planned evaluations ---
 
     def plan(self) -> Iterator[AnyRecord]:
         """The fixed modes plan at each version for all updates that will consume it."""
@@ -150,7 +150,7 @@ class _Play:
         member = Member(self.rng.getrandbits(64), 1, SIGMA)
         return built_assignment(EvalId(self.version, slot), update, "train", member, (0, 1), self.rng.getrandbits(64))
 
-    # --- what comes of it ---
+    # --- results and commits ---
 
     def report(self, worker: int, seconds: float, assignment: Assignment) -> Iterator[AnyRecord]:
         fitness = self.staged.fitness(assignment.version, self.rng.gauss(0, 1))
@@ -216,7 +216,7 @@ def sync(population: int) -> Composition:
 
 
 def tail(counts: Mapping[int, int]) -> Composition:
-    """A lag class is used as soon as that old a version exists; until then its results are fresh."""
+    """Composition of a cohort. As long as no version is old enough for a lag, its results are fresh instead."""
 
     def composition(update: int) -> Mapping[int, int]:
         usable = {lag: count for lag, count in counts.items() if 0 < lag < update}

@@ -1,4 +1,4 @@
-"""A head core and its workers on one stage: no sockets, no arena, a clock that tests turn.
+"""A head core and its workers in one process: no sockets, no arena, and a clock that tests set.
 
 Fitness and digests are pure functions of what is evaluated, as they are in reality, so any history of crashes must
 end with the same commits. A crash of the head loses what was not synced and every message in flight.
@@ -68,7 +68,7 @@ class StageWorker:
     unacked: dict[EvalId, Result] = field(default_factory=dict)
     wrong_digest: bool = False
     errors: int = 0
-    """So many evaluations fail before one succeeds."""
+    """Number of evaluations that fail before one succeeds."""
     gone: bool = False
 
 
@@ -85,9 +85,9 @@ class Stage:
         self.now = 0.0
         self.generation = 0
         self.failing_trainers = 0
-        """Number of trainers that end without having trained."""
+        """Number of trainers that exit without having trained."""
         self.trained: list[tuple[int, tuple[EvalId, ...]]] = []
-        """(version, cohort) of every training that came to its end."""
+        """(version, cohort) of every finished training."""
         self.exit: Exit | None = None
         self.start_head()
 
@@ -234,7 +234,7 @@ class Stage:
             case messages.Leave() | messages.Refused():
                 worker.gone = True
 
-    # --- letting it run ----------------------------------------------------------------------------------------
+    # --- running -----------------------------------------------------------------------------------------------
 
     def moves(self) -> list[str]:
         """All moves that are possible next."""
@@ -260,7 +260,7 @@ class Stage:
             self.finish_evaluation(self.workers[what.removeprefix("finish ")])
 
     def run(self, max_moves: int = 5000) -> Exit:
-        """Play until the head exits; time passes only when nothing else can happen."""
+        """Run until the head exits; the clock advances only when nothing else can happen."""
         for _ in range(max_moves):
             if self.exit is not None:
                 return self.exit

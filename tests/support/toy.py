@@ -82,7 +82,7 @@ class Traced(Toy):
 
 
 class Lazy(Method):
-    """Says that it trains, but has no train()."""
+    """An invalid method: trains is true, but train() is not defined."""
 
     trains = True
 

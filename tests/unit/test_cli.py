@@ -106,7 +106,7 @@ def test_a_run_folder_that_was_moved_does_not_begin_another_run(config_file: Pat
     config_file.rename(moved / "config.yaml")
     result = invoke("run", "elsewhere/test")
     assert result.exit_code == 2
-    assert "says that it is runs/test" in result.stderr
+    assert "belongs to the run folder runs/test" in result.stderr
     assert "add run.dir=elsewhere" in result.stderr
     assert "no such folder" in invoke("run", "elsewhere/test", "run.dir=elsewhere").stderr  # of the model: it goes on
     assert not Path("runs").exists()

@@ -70,7 +70,7 @@ def test_list_explains_the_options_of_one_environment(parrot: str) -> None:
 
 
 def test_check_says_that_evaluations_would_play_training_tasks(parrot: str) -> None:
-    assert "evaluations play training tasks" in " ".join(invoke("check", parrot).stdout.split())
+    assert "evaluations will play training tasks" in " ".join(invoke("check", parrot).stdout.split())
     assert "training tasks" not in invoke("check", "sudoku", "size=4", "blanks=2").stdout
 
 

@@ -51,7 +51,13 @@ def test_without_a_member_it_lists_the_kept_episodes(run: Path) -> None:
 
 def test_a_kept_episode_is_shown_word_by_word_whatever_its_words(run: Path) -> None:
     shown = episodes(run, "--version", 2, "--member", 1).stdout
-    for words in ("open [sesame]", "the \N{DOOR} is shut [/bold]", "[system] rules", "refused", "1 more of its turns"):
+    for words in (
+        "open [sesame]",
+        "the \N{DOOR} is shut [/bold]",
+        "[system] rules",
+        "refused",
+        "1 further turn",
+    ):
         assert words in shown
     assert "truncated after 2 turns, reward 0.5, not solved" in shown
 
@@ -107,7 +113,7 @@ def test_a_long_list_says_how_to_see_the_rest(run: Path, monkeypatch: pytest.Mon
         (("--version", 99, "--member", 0), "no episode of member 0 at version 99"),
         (("--version", 1, "--member", 0, "--task", 10**6), "on task 1000000"),
         (("--member", 77), "no episode of member 77 is kept"),
-        (("--version", 99), "at version 99: kept are some of version "),
+        (("--version", 99), "at version 99: there are some of version "),
     ],
 )
 def test_missing_episodes_are_reported(run: Path, arguments: tuple[object, ...], message: str) -> None:

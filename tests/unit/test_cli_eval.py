@@ -33,7 +33,7 @@ def test_the_command_prints_a_table_and_the_same_as_json(root: Path) -> None:
     table = invoke("eval", root, "--versions", "0,4", "--task", "task.yaml", "--name", LATER).stdout
     assert "lab actions=3, T=1 max_tokens=1: 12 tasks x 3 repeats" in table
     assert "theta_0" in table
-    assert "other tasks or decoding than the run's own" in table
+    assert "tasks or decoding differ from the run's own" in table
     answer = json.loads(
         invoke("eval", root, "--versions", "0,4", "--task", "task.yaml", "--name", LATER, "--json").stdout
     )
@@ -102,7 +102,7 @@ def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> N
     ("arguments", "complaint"),
     [
         (["nowhere"], "nowhere is not a run folder (with config.yaml), a model folder (with config.json), or the URL"),
-        (["run", "--versions", "0", "--version", "1"], "--versions 0 and --version 1 say it twice"),
+        (["run", "--versions", "0", "--version", "1"], "--versions 0 and --version 1 exclude each other"),
         (["run", "--versions", "7"], "version 7 does not exist"),
         (["run", "--name", "../x"], "--name ../x must consist of letters"),
         (["run", "--name", ""], "--name  must consist of letters"),
@@ -112,7 +112,7 @@ def test_greedy_repeats_are_allowed_and_said_to_be_worth_little(root: Path) -> N
         (["run", "--model", "x"], "model.path=x: no such folder"),
         (["model"], "model has no tasks of its own: name them with --task FILE"),
         (["model", "--task", "task.yaml", "--versions", "3"], "model is not a run, so it has only version 0"),
-        (["http://localhost:1/v1", "--task", "task.yaml"], "--model NAME says which of its models"),
+        (["http://localhost:1/v1", "--task", "task.yaml"], "name one of its models by --model NAME"),
         (["ftp://a", "--model", "m", "--task", "task.yaml"], "must be a base URL with http:// or https://"),
     ],
 )

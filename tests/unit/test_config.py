@@ -311,7 +311,7 @@ def test_nested_aliases_that_stand_for_too_much_are_refused(tmp_path: Path) -> N
 
 def test_a_staleness_setting_of_another_mode_is_refused_by_its_name(tmp_path: Path) -> None:
     wrong = error_of_section(tmp_path, "mode: natural, lag: 3")
-    assert "staleness.lag: unknown key of the kind natural" in wrong
+    assert "staleness.lag: unknown key for mode=natural" in wrong
     assert wrong.endswith("valid keys of natural: mode, max_lag, overdue")
     assert error_of_section(tmp_path, "mode: tail, counts: {a: 30}").endswith("must be a whole number")
     assert "did you mean tail?" in error_of_section(tmp_path, "mode: tial")

@@ -123,7 +123,7 @@ def test_fitness_that_no_worker_can_have_measured_is_refused_by_name(kind, poiso
     values = [0.1, 0.2, 0.3]
     values[place] = poison
     with pytest.raises(
-        VerifyError, match=r"a fitness of .* makes no update: rewards are finite numbers, at most 1e\+100"
+        VerifyError, match=r"no update can be made from a fitness of .*: rewards must be between -1e\+100 and 1e\+100"
     ):
         shaping.utilities(kind, values)
 
@@ -218,12 +218,12 @@ def test_a_baseline_of_the_centre_compares_each_member_with_its_own_batch():
 
 
 def test_meaningless_scores_are_standard_normal_and_belong_to_their_evaluation():
-    scores = [remedies.meaningless(1, EvalId(version, slot)) for version in range(100) for slot in range(50)]
+    scores = [remedies.random_score(1, EvalId(version, slot)) for version in range(100) for slot in range(50)]
     assert abs(statistics.fmean(scores)) < 0.05
     assert abs(statistics.pstdev(scores) - 1) < 0.05
     assert len(set(scores)) == 5000
-    assert remedies.meaningless(1, EvalId(3, 7)) == scores[3 * 50 + 7]
-    assert remedies.meaningless(1, EvalId(3, 7, 1)) != scores[3 * 50 + 7] != remedies.meaningless(2, EvalId(3, 7))
+    assert remedies.random_score(1, EvalId(3, 7)) == scores[3 * 50 + 7]
+    assert remedies.random_score(1, EvalId(3, 7, 1)) != scores[3 * 50 + 7] != remedies.random_score(2, EvalId(3, 7))
 
 
 def test_members_equally_far_above_their_batches_stay_tied():

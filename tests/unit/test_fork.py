@@ -100,7 +100,7 @@ def test_an_optimisers_state_begins_at_zero(tmp_path: Path, monkeypatch: pytest.
     assert fork.loses_optimiser
     assert json.loads(paths.fork.read_text())["optimiser_state"] == "begins at zero"
     done = CliRunner().invoke(app, ["fork", "runs/origin", "--version", "1", "--name", "other"])
-    assert "; the optimiser's state begins at zero" in done.stdout
+    assert "; the optimiser's state starts at zero" in done.stdout
     assert not plan_fork(root, 0, "third").loses_optimiser
 
 

@@ -176,7 +176,7 @@ def test_a_whole_run_of_the_laboratory_is_verified_and_replayed(tmp_path: Path, 
     assert len(run.updates) == 8
     assert run.evals["version"].tolist() == [0, 8]
     assert run.updates["lag_max"].max() <= {"sync": 0, "lag4-50": 4, "async-1": 1}[preset]
-    assert "everything fits" in hpc_es("verify", str(tmp_path / "lab"))
+    assert "everything is consistent" in hpc_es("verify", str(tmp_path / "lab"))
     hpc_es("replay", str(tmp_path / "lab"), "--out", str(tmp_path / "theta"))
     digest = run.updates["digest"].iloc[-1]
     assert Arena.from_pretrained(tmp_path / "theta").digest() == digest

@@ -214,7 +214,7 @@ def test_a_machine_without_a_gpu_is_planned_like_any_other():
         (["task.options={blanks: x}", "--parameters", "1e9", "--tokens-per-episode", "9"], "a whole number of blanks"),
         (["--parameters", "1e9"], "--tokens-per-episode L"),
         (["--parameters", "1e9", "--active-parameters", "2e9"], "must be at most"),
-        (["--like", "nowhere", "--turns", "3", "--parameters", "1e9"], "leave out"),
+        (["--like", "nowhere", "--turns", "3", "--parameters", "1e9"], "omit"),
     ],
 )
 def test_mistakes_are_one_plain_message(arguments, complaint):

@@ -125,8 +125,8 @@ def test_the_command_explains_greedy_repeats(
 ) -> None:
     command = ["noise", str(recorded.paths.root), "--members", "3"]
     differ = CliRunner().invoke(app, ["probe", *command])
-    assert "greedy, yet repeats on the same tasks differ" in differ.stdout
-    said = "one member on the same 2 tasks again: its fitness has a standard deviation of 0.707, beside 7 over members"
+    assert "greedy decoding, but repeats on the same tasks differ" in differ.stdout
+    said = "standard deviation of the fitness: 0.707 for a member that plays the same 2 tasks again, 7 over members"
     assert said in differ.stdout.replace("\n", " ")
     kept = recorded.paths.report / "probe-noise-v00000006.json"
     assert json.loads(kept.read_text())["repeats"] == {
@@ -142,13 +142,13 @@ def test_the_command_explains_greedy_repeats(
     monkeypatch.setattr(script, "play", play)
     script.where = (0, None)
     identical = CliRunner().invoke(app, ["probe", *command])
-    assert "greedy: repeats on the same tasks are identical" in identical.stdout
+    assert "greedy decoding: repeats on the same tasks are identical" in identical.stdout
     assert "one member on the same" not in identical.stdout
     assert json.loads(kept.read_text())["repeats"]["identical"] is True
-    assert "its own batch twice and 5 fresh ones" in identical.stdout
+    assert "its own batch twice, and 5 new ones" in identical.stdout
     script.where = (0, None)
     stale = CliRunner().invoke(app, ["probe", "stale", str(recorded.paths.root), "--members", "3"])
-    assert "lag 0 is the same score twice and no ceiling" in " ".join(stale.stdout.split())
+    assert "lag 0 is the same score twice and no upper bound" in " ".join(stale.stdout.split())
     assert "of lag 0" not in stale.stdout
 
 

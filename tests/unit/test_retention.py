@@ -333,7 +333,7 @@ def test_a_run_is_compared_with_its_base_and_nothing_is_measured_twice(
         assert after["base"] == before["score"]
         assert after["change"] == pytest.approx(after["score"] - before["score"])
         assert after["low"] <= after["score"] <= after["high"]
-    for text in ("0-shot", "change: points of 100", "records:"):
+    for text in ("0-shot", "change: percentage points", "records:"):
         assert text in first.stderr
     assert len(retention_records(RunPaths(run).evals)) == 6
 

@@ -79,7 +79,7 @@ def test_missing_keys_are_named(paths: RunPaths) -> None:
 def test_garbled_keys_are_refused(paths: RunPaths, content: bytes) -> None:
     create_secrets(paths)
     (paths.secrets / "workers.json").write_bytes(content)
-    with pytest.raises(TransportError, match=r"workers\.json holds no CURVE key pair"):
+    with pytest.raises(TransportError, match=r"workers\.json contains no CURVE key pair"):
         load_secrets(paths)
 
 

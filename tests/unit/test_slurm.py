@@ -238,7 +238,7 @@ def test_a_site_file_overrides_extended_files_and_not_the_config_itself(tmp_path
 def test_a_site_file_cannot_change_the_result(tmp_path: Path, config: Config) -> None:
     save(config, tmp_path / "config.yaml")
     (tmp_path / "site.yaml").write_text("slurm: {workers: 2}\nes: {sigma: 1}\n")
-    with pytest.raises(ConfigError, match=r"es.sigma \(.*site.yaml:2\) cannot stand in a site file"):
+    with pytest.raises(ConfigError, match=r"es.sigma \(.*site.yaml:2\) must not be in a site file"):
         load(tmp_path / "config.yaml", site=tmp_path / "site.yaml")
 
 

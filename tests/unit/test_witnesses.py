@@ -173,17 +173,17 @@ def test_a_checkpoint_under_a_wrong_name_is_reported_and_skipped(
 
 def test_verify_says_up_to_which_version_it_has_proven(root: Path) -> None:
     done = CliRunner().invoke(app, ["verify", str(root)])
-    assert "everything fits, proven up to version 6" in done.output
+    assert "everything is consistent, proven up to version 6" in done.output
 
 
 def test_verify_and_status_notice_a_configuration_that_is_not_that_of_the_journal(root: Path) -> None:
     path = root / "config.yaml"
     path.write_text(path.read_text().replace("seed: 0", "seed: 1"))
     (problem,) = verify(root).problems
-    assert "is not what this run began with: run.seed" in problem
+    assert "differs from the configuration with which this run started: run.seed" in problem
     done = CliRunner().invoke(app, ["status", str(root)])
     assert done.exit_code == 2
-    assert "is not what this run began with" in done.output
+    assert "differs from the configuration with which this run started" in done.output
 
 
 def test_verify_notices_a_later_evaluation_that_is_damaged_or_of_another_run(root: Path) -> None:

@@ -1,8 +1,8 @@
-"""Evolution strategies on the weights: members of a cohort, and the update that their fitness makes.
+"""Evolution strategies on the weights: the members of a cohort, and the update from their fitness.
 
 theta += sum_i c_i * T(seed_i) with c_i = fp32(alpha * u_i * w_i * sign_i / 4096), where u_i is the shaped score and
-w_i is 1/N_k times the weight of its lag (design, section 4; Qiu et al., 2025). With an optimiser alpha is in the step
-instead.
+w_i is 1/N_k times the weight of its lag (design, section 4; Qiu et al., 2025). With an optimiser, alpha is not in the
+coefficients but in the optimiser's step.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from hpc_es.staleness import lag
 
 
 class EvolutionStrategies(Method):
-    """ES at Scale, with mirrored pairs, subspaces (CoPES), remedies against staleness, momentum and Adam."""
+    """ES at Scale, with mirrored pairs, subspaces (CoPES), corrections for staleness, momentum and Adam."""
 
     answerable = ("es.shaping", "es.lag_weight", "es.baseline", "es.alpha", "es.control")
 
@@ -33,7 +33,7 @@ class EvolutionStrategies(Method):
         return self.config.es.baseline == "centre"
 
     def assign(self, version: int, slot: int, update: int, pool: Mapping[str, Context] = NO_CONTEXTS) -> Assignment:
-        """A member that is dispatched at `version` for an update, on that version's batch."""
+        """The member in a slot of `version`, planned for `update`, on that version's batch."""
         return self._assign(EvalId(version, slot), update, self.batch(version))
 
     def replacement(self, void: Assignment) -> Assignment:
@@ -43,7 +43,7 @@ class EvolutionStrategies(Method):
         return super().replacement(void)
 
     def member_of(self, eval_id: EvalId, update: int) -> Member:
-        """The member that the run's configuration puts into this slot, planned for `update`."""
+        """The noise of the member in this slot, planned for `update`."""
         es, run_seed, num_subspaces = self.config.es, self.config.run.seed, self.config.es.subspaces
         sigma = subspaces.scaled(self._scheduled(es.sigma, update), num_subspaces)
         return structs.replace(
@@ -54,10 +54,10 @@ class EvolutionStrategies(Method):
         )
 
     def commit(self, update: int, cohort: Cohort, centres: Mapping[int, float] | None = None) -> Commit:
-        """The update that a full cohort makes. `centres`: for es.baseline=centre.
+        """The update from a full cohort. `centres`: for es.baseline=centre.
 
-        A member planned with sigma 0 says nothing about its noise and weighs 0. An update whose coefficients are all
-        zero, or whose alpha is, is null. Errors: VerifyError when a centre is missing.
+        A member with sigma 0 was not perturbed, so its weight is 0. An update is null if alpha or all coefficients are
+        zero. Errors: VerifyError if a centre is missing.
         """
         es, members = self.config.es, [_member(assignment) for assignment, _ in cohort]
         alpha = self._scheduled(es.alpha, update)
@@ -81,13 +81,13 @@ class EvolutionStrategies(Method):
 
     def why_null(self, commit: Commit) -> str:
         if commit.seeds.alpha == 0:
-            return "es.alpha is 0 here"
+            return "es.alpha is 0 at this update"
         if not any(term.sigma for term in commit.seeds.terms):
-            return "es.sigma is 0 here, so that all members are the same"
-        return "the fitness of the cohort has no spread: raise es.sigma or es.tasks_per_member"
+            return "es.sigma is 0 at this update, so all members are the same"
+        return "all members of the cohort have the same fitness: raise es.sigma or es.tasks_per_member"
 
     def remark(self, commit: Commit) -> tuple[str, str] | None:
-        """Members of mirrored pairs whose other half is in another update, or nowhere."""
+        """An event about members of mirrored pairs whose other half is not in the same update."""
         if not self.config.es.mirrored or not (orphans := num_orphans(commit)):
             return None
         what = f"update {commit.version} has {orphans} members of mirrored pairs without their other half"
@@ -104,7 +104,7 @@ class EvolutionStrategies(Method):
         return ["its noise does not follow from the run seed and the schedule of sigma"]
 
     def faults_in_commit(self, commit: Commit, cohort: Cohort, centres: Mapping[int, float]) -> list[str]:
-        """The noise that is replayed is the noise that was evaluated; every number is computed again."""
+        """Check that the update uses the noise that was evaluated, and compute all its numbers again."""
         expected = self.commit(commit.version, cohort, centres)
         if not isinstance(commit.body, Seeds) or len(commit.body.terms) != len(cohort):
             return ["its body does not have one term for every consumed evaluation"]
@@ -112,7 +112,7 @@ class EvolutionStrategies(Method):
         for each, got, right in zip(commit.consumed, commit.body.terms, expected.seeds.terms, strict=True):
             where = f"evaluation {each.eval_id}: "
             if _noise(got) != _noise(right):
-                faults.append(f"{where}its noise is not that which was evaluated")
+                faults.append(f"{where}its noise is not the noise that was evaluated")
             faults += [where + text for text in _different(got, right, ("utility", "coefficient"))]
         faults += _different(commit.body, expected.seeds, ("alpha", "num_subspaces", "partition_seed", "step"))
         return faults + _different(commit, expected, ("null",))
@@ -124,7 +124,7 @@ class EvolutionStrategies(Method):
         return Assignment(eval_id, update, candidate, tasks, self.sampling_seed(eval_id.version))
 
     def _weights(self, update: int, members: Sequence[Member], results: Sequence[Result]) -> list[float]:
-        """w_i: the member's share of its subspace, times the weight of its lag."""
+        """w_i: 1/N_k for the member's subspace k, times the weight of its lag."""
         by_lag = self.config.es.lag_weight
         shares = subspaces.weights([member.subspace for member in members])
         lags = [lag(result.eval_id.version, update) for result in results]
@@ -134,18 +134,18 @@ class EvolutionStrategies(Method):
         ]
 
     def _scores(self, update: int, cohort: Cohort, centres: Mapping[int, float]) -> list[float]:
-        """What is shaped: fitness less its baseline; random numbers in a run that walks at random."""
+        """The scores to shape: fitness minus its baseline; with es.control=random-walk, random numbers."""
         config = self.config
         fitness = [result.fitness for _, result in cohort]
         versions = [result.eval_id.version for _, result in cohort]
         if config.es.control == "random-walk":
-            return [remedies.meaningless(config.run.seed, result.eval_id) for _, result in cohort]
+            return [remedies.random_score(config.run.seed, result.eval_id) for _, result in cohort]
         if config.es.baseline == "batch":
             return remedies.without_batch_means(fitness, versions)
         if config.es.baseline == "centre":
             if missing := sorted(set(versions) - centres.keys()):
                 raise VerifyError(
-                    f"update {update} needs the fitness of the centre at versions {missing}: none is recorded"
+                    f"update {update} needs the fitness of the centre at versions {missing}, which is not recorded"
                 )
             return remedies.without_centres(fitness, versions, centres)
         return fitness
@@ -156,7 +156,7 @@ class EvolutionStrategies(Method):
         return optimiser.step(chosen.kind, alpha=alpha, update=update, **scalars)
 
     def _scheduled(self, schedule: settings.Schedule, update: int) -> float:
-        """A schedule's value for an update of this run."""
+        """The value of a schedule (of sigma or alpha) at an update."""
         num_updates = self.config.run.num_updates
         return schedules.value(schedule.kind, schedule.start, schedule.end, update=update, num_updates=num_updates)
 
@@ -170,7 +170,7 @@ def num_orphans(commit: Commit) -> int:
 
 def _member(assignment: Assignment) -> Member:
     if assignment.member is None:
-        raise VerifyError(f"evaluation {assignment.eval_id} is in an update, but it perturbs nothing")
+        raise VerifyError(f"evaluation {assignment.eval_id} is in an update, but has no perturbation")
     return assignment.member
 
 

@@ -1,7 +1,6 @@
-"""Remedies against staleness and mixed task batches, and the control that shows what an update looks like without
-meaning. All are off by default.
+"""Corrections for staleness and for cohorts with several task batches, and a control with random scores.
 
-Invariant: pure functions of recorded values; what is mathematically equal comes out equal to the bit.
+All are off by default. Invariant: pure functions of recorded values; mathematically equal results are bitwise equal.
 """
 
 import math
@@ -18,7 +17,7 @@ LagWeight = Literal["none", "inverse", "exponential"]
 
 
 def lag_weight(kind: LagWeight, lag: int, rate: float) -> float:
-    """Factor of a member's coefficient by its lag; a fresh member's is 1. Not normalised: stale cohorts step less.
+    """Weight of a member by its lag; 1 for a fresh member. Not normalised: stale cohorts make smaller steps.
 
     inverse: (1 + lag)^-rate; with rate 1 the learning rate of staleness-aware SGD (Zhang et al., 2016), whose
     staleness counts from 1.
@@ -32,8 +31,8 @@ def lag_weight(kind: LagWeight, lag: int, rate: float) -> float:
 def without_batch_means(fitness: Sequence[float], versions: Sequence[int]) -> list[float]:
     """Fitness minus the mean of the cohort's members of the same dispatch version, who played the same tasks.
 
-    The constant baseline of REINFORCE (Williams, 1992), one per batch: how hard a batch was says nothing about its
-    members. A version's only member comes out at 0: alone it says nothing. Exact, rounded once.
+    This is the constant baseline of REINFORCE (Williams, 1992), one per batch: it removes a batch's difficulty from
+    the scores of its members. The result is 0 for the only member of a version. Computed exactly and rounded once.
     """
     by_version = defaultdict[int, list[Fraction]](list)
     for value, version in zip(fitness, versions, strict=True):
@@ -43,14 +42,14 @@ def without_batch_means(fitness: Sequence[float], versions: Sequence[int]) -> li
 
 
 def without_centres(fitness: Sequence[float], versions: Sequence[int], centres: Mapping[int, float]) -> list[float]:
-    """Fitness minus that of the unperturbed centre on the same tasks: a baseline with less noise from few members.
+    """Fitness minus that of the unperturbed centre on the same tasks, a baseline that is useful with few members.
 
-    `centres`: version -> fitness of theta_version on its training batch. Errors: KeyError where one is missing.
+    `centres`: version -> fitness of theta_version on its training batch. Errors: KeyError if one is missing.
     """
     return [value - centres[version] for value, version in zip(fitness, versions, strict=True)]
 
 
-def meaningless(run_seed: int, eval_id: EvalId) -> float:
-    """A standard normal number in place of a member's fitness, from the run seed and its id."""
+def random_score(run_seed: int, eval_id: EvalId) -> float:
+    """A standard normal number that replaces a member's fitness; it follows from the run seed and the member's id."""
     word = derive(run_seed, "random walk", eval_id.version, eval_id.slot, eval_id.replacement)
     return NormalDist().inv_cdf(((word >> 12) + 0.5) / 2**52)

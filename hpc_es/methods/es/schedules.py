@@ -1,7 +1,7 @@
 """Values that change over the updates: sigma and alpha.
 
-Invariant: the endpoints are exact, to the bit. Both may end at 0: members planned with sigma 0 are the unperturbed
-centre, so their fitness says nothing about their noise, and an update with sigma 0 or alpha 0 is null.
+Invariant: the values at both ends are exact. Both schedules may end at 0. Members with sigma 0 equal the unperturbed
+centre, so nothing can be learnt from their fitness; an update with sigma 0 or alpha 0 is null.
 """
 
 import math

@@ -1,9 +1,10 @@
 """CoPES: every update splits all parameters into K random, equal, disjoint subspaces; a member perturbs one of them.
 
-theta += alpha * sum_k P_k (1/N_k) sum_i z_{k,i} eps_{k,i}, with sqrt(K) * sigma within a subspace, so that a member is
-as far from theta as one that perturbs everything (Wang et al., 2026). z is taken over all N members jointly.
-Invariant: a member's subspace and its partition follow from the run seed, its slot, and the update that it was
-planned for; so all members planned for one update share a partition, and no mask is stored (noise/reference.py).
+theta += alpha * sum_k P_k (1/N_k) sum_i z_{k,i} eps_{k,i}. Within a subspace the standard deviation is sqrt(K) * sigma,
+so that a member is as far from theta as one that perturbs all parameters (Wang et al., 2026). z is computed over all N
+members together.
+Invariant: a member's subspace and partition follow from the run seed, its slot, and the update that it was planned
+for. So all members planned for one update share a partition, and no mask is stored (noise/reference.py).
 """
 
 import math
@@ -13,16 +14,16 @@ from collections.abc import Sequence
 from hpc_es.seeds import derive
 
 ADVISED_MEMBERS = 10
-"""Per subspace and update, at least (Wang et al., 2026)."""
+"""Recommended minimum of members per subspace and update (Wang et al., 2026)."""
 
 
 def subspace(slot: int, num_subspaces: int, *, mirrored: bool) -> int:
-    """Slots take turns; the two halves of a mirrored pair fall into the same subspace."""
+    """Subspace of a slot: slots take turns, and the two halves of a mirrored pair share a subspace."""
     return (slot // 2 if mirrored else slot) % num_subspaces
 
 
 def partition_seed(run_seed: int, update: int, num_subspaces: int) -> int:
-    """64-bit seed of the partition for `update`; 0 where there is nothing to part."""
+    """64-bit seed of the partition for `update`; 0 if there is one subspace only."""
     return derive(run_seed, "partition", update) if num_subspaces > 1 else 0
 
 
@@ -32,10 +33,10 @@ def scaled(sigma: float, num_subspaces: int) -> float:
 
 
 def weights(subspaces: Sequence[int]) -> list[float]:
-    """1/N_k for each member, N_k the members of its subspace in the cohort; 1/N where there is one subspace.
+    """1/N_k for each member, where N_k counts the cohort's members in its subspace k; 1/N with one subspace.
 
-    Members of several partitions count together by their number k: an element then gets, over all partitions, the
-    weight 1 on average, as it does when there is one.
+    If members come from several partitions, those with the same k are counted together. Averaged over all partitions,
+    the weights of an element then still sum to 1, as with one partition.
     """
     counts = Counter(subspaces)
     return [1.0 / counts[k] for k in subspaces]
