@@ -480,9 +480,9 @@ class Core:
                 self._discard_stale()
             if self.ledger.planned < self.ledger.version:
                 self._plan()
-            while (worker := self.crew.first_idle()) is not None and (
-                evaluation := self._next_evaluation()
-            ) is not None:
+            while (worker := self.crew.first_idle()) is not None:
+                if (evaluation := self._next_evaluation()) is None:
+                    break
                 self._lease(evaluation, worker)
                 context = self.ledger.contexts.get(evaluation.assignment.candidate.context)
                 self._send(worker.name, messages.Work(evaluation.assignment, context.text if context else ""))

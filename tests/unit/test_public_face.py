@@ -56,7 +56,7 @@ def test_overrides_and_a_configuration_do_not_go_together(config: Config) -> Non
 def test_a_run_folder_is_loaded_anywhere_but_resumed_only_where_it_began(config: Config, tmp_path: Path) -> None:
     save(config, tmp_path / "config.yaml")
     assert hpc_es.load_config(tmp_path, "run.seed=3").run.seed == 3
-    with pytest.raises(ConfigError, match="run this where it began"):
+    with pytest.raises(ConfigError, match="run this command in the directory where the run was started"):
         hpc_es.run(tmp_path)
 
 
