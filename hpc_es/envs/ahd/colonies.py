@@ -2,7 +2,7 @@
 
 Kernels of our own in numba; they release the GIL, so evaluations run side by side. All randomness comes from a seed.
 The published evaluators draw from torch's streams, so values agree statistically, not bit for bit.
-Source: ReEvo (Ye et al., 2024). As in Agentic ESOpt (Zheng et al., 2026): 30 ants, 100 iterations, 200 samples for bins.
+Settings of Agentic ESOpt (Zheng et al., 2026): 30 ants, 100 iterations, 200 samples for bins. Source: ReEvo (2024).
 """
 
 from collections.abc import Callable
