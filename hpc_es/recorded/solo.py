@@ -15,14 +15,13 @@ from msgspec.structs import replace
 
 from hpc_es import envs, methods
 from hpc_es.config import Config, load, refuse_another
-from hpc_es.engine import start_engine
-from hpc_es.engine.base import Engine
-from hpc_es.errors import ConfigError, DigestMismatch, StoreError
+from hpc_es.engine import start_generator
+from hpc_es.engine.base import Engine, Generator
+from hpc_es.errors import ConfigError, DigestMismatch, EngineError
 from hpc_es.paths import RunPaths
 from hpc_es.records import Assignment, Commit, EvalId, Member, Result
 from hpc_es.results import fitness_of
-from hpc_es.store import records as journal
-from hpc_es.store.journal import read_journal
+from hpc_es.store.history import History
 from hpc_es.worker.catch_up import CatchUp
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import Trajectory
@@ -47,16 +46,21 @@ class Recorded:
     def read(cls, root: Path) -> "Recorded":
         """Errors: ConfigError when config.yaml is not what the run began with; StoreError when nothing has run."""
         paths = RunPaths(root)
-        config = load(paths.config).config
-        recorded, began_with = cls(paths, config, {}, {}, {}, {}), ""
-        for record in read_journal(root):
-            if isinstance(record, journal.Started):
-                began_with = began_with or record.config_json
-            recorded._add(record)
-        if not recorded.digests:
-            raise StoreError(f"{root} has no journal: it is not the folder of a run that has begun")
-        refuse_another(began_with, config, paths.config)
-        return recorded
+        config, history = load(paths.config).config, _Fitness.read(root)
+        refuse_another(history.config_json, config, paths.config)
+        known = {
+            eval_id: each
+            for eval_id, each in history.evaluations.items()
+            if each.assignment.member is not None and each.state != "void"
+        }
+        return cls(
+            paths,
+            config,
+            history.commits,
+            history.digests,
+            {eval_id: each.assignment for eval_id, each in known.items()},
+            {eval_id: each.result for eval_id, each in known.items() if each.result is not None},
+        )
 
     @classmethod
     def frozen(cls, paths: RunPaths, config: Config) -> "Recorded":
@@ -71,34 +75,27 @@ class Recorded:
             raise ConfigError(f"version {version} does not exist: {self.paths.root} has versions 0 to {newest}")
         return version
 
-    def _add(self, record: journal.AnyRecord) -> None:
-        match record:
-            case journal.Started(base_digest=digest):
-                self.digests[0] = digest
-            case journal.Committed(commit=commit):
-                self.commits[commit.version] = commit
-            case journal.Digested(version=version, digest=digest):
-                self.digests[version] = digest
-            case journal.Planned(assignments=assignments):
-                self.members.update({a.eval_id: a for a in assignments if a.member is not None})
-            case journal.Reported(result=result) if result.error is None and result.eval_id in self.members:
-                self.results[result.eval_id] = replace(result, episodes=())
-            case journal.Voided(eval_id=eval_id):
-                self.members.pop(eval_id, None)
-                self.results.pop(eval_id, None)
-            case _:
-                pass
+
+class _Fitness(History):
+    """A history that remembers the fitness of good results, and not their episodes."""
+
+    def _kept(self, result: Result) -> Result | None:
+        return replace(result, episodes=()) if result.error is None else None
 
 
 class Solo:
-    """The engine of one recorded run; see `start`."""
+    """The engine of one recorded run, or an endpoint; see `start`."""
 
-    def __init__(self, recorded: Recorded, engine: Engine, keep: Keep | None) -> None:
+    def __init__(self, recorded: Recorded, generator: Generator, keep: Keep | None) -> None:
         config = recorded.config
-        self._recorded, self.engine = recorded, engine
-        self._player = Player(config, engine, lambda kind: envs.make_for(config, kind), keep)
+        self._recorded, self.generator = recorded, generator
+        self._player = Player(config, generator, lambda kind: envs.make_for(config, kind), keep)
         trains = methods.find(config.method).trains
-        self._catch_up = CatchUp(engine, recorded.paths, known=recorded.commits, obtain=self._commits, trains=trains)
+        self._catch_up: CatchUp | None = None
+        if isinstance(generator, Engine):
+            self._catch_up = CatchUp(
+                generator, recorded.paths, known=recorded.commits, obtain=self._commits, trains=trains
+            )
         self._seconds_update = self._seconds_perturb = 0.0
 
     @classmethod
@@ -107,18 +104,31 @@ class Solo:
         """The run's own engine, closed at the end; `keep` gets sampled episodes. Errors: ModelError, EngineError."""
         config = recorded.config
         threads = config.engine.threads or len(os.sched_getaffinity(0))
-        engine = await start_engine(config.model, config.engine, threads=threads, optimiser=config.es.optimiser.kind)
+        optimiser = config.es.optimiser.kind
+        generator = await start_generator(config.model, config.engine, threads=threads, optimiser=optimiser)
         try:
-            yield cls(recorded, engine, keep)
+            yield cls(recorded, generator, keep)
         finally:
-            await engine.close()
+            await generator.close()
+
+    @property
+    def engine(self) -> Engine:
+        """Errors: EngineError for an endpoint, whose weights and log-probabilities are not accessible."""
+        if isinstance(self.generator, Engine):
+            return self.generator
+        raise EngineError(f"the weights behind {self._recorded.config.engine.url} are not accessible")
 
     async def become(self, version: int, member: Member | None) -> None:
-        """Perturb theta_version by a member; None: the centre. Errors: DigestMismatch, EngineError."""
-        began = time.monotonic()
+        """Perturb theta_version by a member; None: the centre. An endpoint is always the centre of version 0.
+
+        Errors: DigestMismatch, EngineError.
+        """
+        if self._catch_up is None and (version, member) == (0, None):
+            return
+        engine, began = self.engine, time.monotonic()
         await self._go_to(version)
         moved = time.monotonic()
-        await self.engine.perturb(member)
+        await engine.perturb(member)
         self._seconds_update, self._seconds_perturb = moved - began, time.monotonic() - moved
 
     async def play(self, assignment: Assignment) -> Result:
@@ -129,13 +139,14 @@ class Solo:
             eval_id=assignment.eval_id,
             fitness=fitness_of(episodes),
             episodes=episodes,
-            digest=self.engine.digest,
+            digest=self.generator.info.base_digest if self._catch_up is None else self.engine.digest,
             seconds_update=self._seconds_update,
             seconds_perturb=self._seconds_perturb,
             seconds_rollout=time.monotonic() - began,
         )
 
     async def _go_to(self, version: int) -> None:
+        assert self._catch_up is not None, "an engine has one"
         await self._catch_up.go_to(version)
         engine, recorded = self.engine, self._recorded
         if engine.digest != recorded.digests[version]:
