@@ -60,7 +60,8 @@ def test_survivors_are_the_best_new_objectives() -> None:
         Context("best", "", score=-0.5),
         Context("twice", "", score=-0.5),
     ]
-    assert [each.id for each in population.survivors(pool(-1.0, -2.0, -3.0), children, 3)] == ["best", "h0", "h1"]
+    kept = population.survivors(pool(-1.0, -2.0, -3.0), children, 4)
+    assert [each.id for each in kept] == ["best", "h0", "h1", "h2"]
     assert population.change(pool(-1.0, -2.0, -3.0), children, 3) == PoolChange(("best",), ("h2",))
     assert population.change(pool(-1.0), [Context("invalid", "", score=math.nan)]) is None
 
