@@ -59,7 +59,7 @@ class Evaluated:
 
 
 def evaluate(source: str, task: Evaluation, *, seed: int = 1234, limits: Limits | None = None) -> Evaluated:
-    """Evaluate a program; one sandboxed process serves all instances, or a part of them (MAX_BYTES). Errors: EnvError when the sandbox fails.
+    """Evaluate a program, in one sandboxed process per MAX_BYTES of decisions. Errors: EnvError when the sandbox fails.
 
     seed: of what is random in the program and in ant colonies. limits: instead of the task's own.
     """
