@@ -21,6 +21,7 @@ from hpc_es.quoting import quote_error
 from hpc_es.records import Purpose
 
 _BUILT_IN = {
+    "ahd": "hpc_es.envs.ahd:Ahd",
     "conciseness": "hpc_es.envs.conciseness:Conciseness",
     "countdown": "hpc_es.envs.countdown:Countdown",
     "docvqa": "hpc_es.envs.docvqa.env:DocVqa",
@@ -31,7 +32,7 @@ _BUILT_IN = {
     "webshop": "hpc_es.envs.webshop:WebShop",
 }
 """Built-in environments. Their modules are imported only when needed, because some are slow to import."""
-_PLANNED = ("ahd", "terminal", "webarena")
+_PLANNED = ("terminal", "webarena")
 """Environments that presets name but that do not exist yet."""
 
 

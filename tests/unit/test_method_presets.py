@@ -20,9 +20,11 @@ METHODS = CONFIGS / "methods"
 WHOLE = {
     "endless-terminals": "terminal",
     "agentic-esopt/webarena-lite": "webarena",
-    **dict.fromkeys([f"agentic-esopt/ahd-{kind}-{t}" for kind in ("eoh", "sample") for t in (1000, 2000)], "ahd"),
 }
 """Presets that name their run, model and task, whose environment does not exist yet."""
+
+HEURISTICS = tuple(f"agentic-esopt/ahd-{kind}-{t}" for kind in ("eoh", "sample") for t in (1000, 2000))
+"""Presets that name their run, model and task, too, and whose environment exists."""
 
 GREEDY = {"sampling.temperature": 0}
 ASYNC = {"staleness.mode": "natural", "staleness.max_lag": 1}
@@ -189,7 +191,7 @@ def test_a_preset_sets_nothing_that_the_run_itself_must_say(tmp_path: Path, pres
     origins = loaded(tmp_path, preset).origins
     ours = [key for key, origin in origins.items() if "/methods/" in origin]
     sections = ("run.num_updates", "es.", "sampling.", "eval.", "staleness.", "launch.workers", "slurm.workers")
-    of_the_run = ("run.name", "model.path", "task.env") if preset in WHOLE else ()
+    of_the_run = ("run.name", "model.path", "task.env", "task.step_timeout") if preset in (*WHOLE, *HEURISTICS) else ()
     allowed = (*sections, "engine.max_model_len", "task.options.", *of_the_run)
     assert all(key.startswith(allowed) for key in ours)
 

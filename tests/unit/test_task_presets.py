@@ -23,7 +23,8 @@ def test_a_task_loads_and_has_enough_tasks_to_train_and_to_evaluate_on(path: Pat
     train, held_out = (envs.make_for(config, kind) for kind in ("train", "eval"))
     assert train.num_tasks >= config.es.tasks_per_member
     assert held_out.num_tasks >= config.eval.num_tasks
-    assert train.reset(0) != held_out.reset(0)
+    if config.task.env != "ahd":  # its prompt is always the same: instances differ, which the model does not see
+        assert train.reset(0) != held_out.reset(0)
 
 
 def _where_its_data_lies(path: Path, shared_data: Path) -> list[str]:
