@@ -8,6 +8,7 @@
     │   ├── Superseded         a newer head owns this run
     │   └── NothingToShow      a figure for which the runs have no data
     ├── TransportError     sockets, keys, rendezvous, process groups
+    │   └── HeadSilent         no head was heard for transport.head_timeout
     ├── EngineError        the inference engine
     │   ├── DigestMismatch     parameters are not the bits that the head has
     │   └── ContextFull        a conversation outgrew the model's context: an outcome of its episode, not a fault
@@ -56,6 +57,10 @@ class NothingToShow(StoreError):
 
 class TransportError(HpcEsError):
     """Messages cannot be exchanged."""
+
+
+class HeadSilent(TransportError):
+    """No head was heard for transport.head_timeout."""
 
 
 class EngineError(HpcEsError):

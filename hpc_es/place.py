@@ -15,6 +15,8 @@ class Place:
     job: str | None = None
     """Slurm's job id, that of the whole array for an element of one; None outside Slurm."""
     array_task: str | None = None
+    num_elements: int = 0
+    """Of the array, whose elements are then 0, 1, ...; 0: it is not such an array."""
     step: str | None = None
     """Which task of which step, when srun started this process."""
     attempt: int = 0
@@ -34,6 +36,9 @@ class Place:
             node=given.get("SLURMD_NODENAME") or socket.gethostname(),
             job=job,
             array_task=given.get("SLURM_ARRAY_TASK_ID"),
+            num_elements=int(given.get("SLURM_ARRAY_TASK_COUNT") or 0)
+            if given.get("SLURM_ARRAY_TASK_MIN") == "0"
+            else 0,
             step=f"{step}.{given.get('SLURM_PROCID', '0')}" if step is not None else None,
             attempt=int(given.get("SLURM_RESTART_COUNT") or 0),
             cpus=int(given.get("SLURM_CPUS_PER_TASK") or given.get("SLURM_CPUS_ON_NODE") or 0) or None,

@@ -291,6 +291,8 @@ class SlurmConfig(Model):
     """--account of all jobs."""
     signal_lead: Seconds = 120.0
     """Time before the time limit at which a job gets the signal USR2."""
+    max_restarts: int = Field(3, ge=0)
+    """How often each worker job that failed is queued again, in the whole run."""
     setup: tuple[str, ...] = ()
     """Shell lines to run before the role starts, e.g. module load cuda."""
     container: str | None = None

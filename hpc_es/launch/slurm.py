@@ -51,6 +51,8 @@ class Recorded(msgspec.Struct, frozen=True):
     role: Role
     time: float
     """When it was first heard of, in seconds since the epoch."""
+    num_elements: int = 0
+    """Of an array, whose elements are then 0, 1, ...; 0: it is not such an array, or that is not known."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +67,22 @@ class Job:
     slurm: Slurm
     paths: RunPaths
     """The file names of the run that it belongs to."""
+    num_elements: int = 0
+    """See `Recorded`."""
+
+    @property
+    def elements(self) -> list[str]:
+        """12_0, 12_1, ... of an array whose size is known."""
+        return [f"{self.job_id}_{i}" for i in range(self.num_elements)]
 
     def status(self) -> list[JobStatus]:
-        """The job, or every task of the array that Slurm still knows."""
-        return self.slurm.statuses([self.job_id])
+        """The job, or every task of the array."""
+        return self.slurm.statuses([self.job_id], self.elements)
 
     @property
     def tasks(self) -> list["Job"]:
         """A handle for each task of the array, in order; a job without an array has itself as its only task."""
-        return [replace(self, job_id=status.name) for status in self.status()]
+        return [replace(self, job_id=status.name, num_elements=0) for status in self.status()]
 
     @property
     def state(self) -> str:
@@ -112,7 +121,9 @@ class Job:
         if state == "COMPLETED":
             return None
         end = "\n".join(self.stdout().splitlines()[-NUM_LINES_QUOTED:]) or "(its log is empty)"
-        return LaunchError(f"{self.role} {self.job_id} is {state}; the end of its log:\n{end}")
+        failed = [status for status in self.slurm.with_exit_codes(self.status()) if status.has_failed]
+        why = f" ({failed[0].explanation})" if failed and failed[0].explanation else ""
+        return LaunchError(f"{self.role} {self.job_id} is {state}{why}; the end of its log:\n{end}")
 
     @property
     def log_files(self) -> list[Path]:
@@ -161,8 +172,8 @@ class Submission:
         return self.head.state
 
     def status(self) -> list[JobStatus]:
-        """The head and every worker that Slurm still knows."""
-        return self.head.slurm.statuses([self.head.job_id, self.workers.job_id])
+        """The head and every worker of this submission."""
+        return self.head.slurm.statuses([self.head.job_id, self.workers.job_id], self.workers.elements)
 
     def done(self) -> bool:
         """Whether the head has ended for good."""
@@ -207,8 +218,10 @@ class Submission:
             self.workers.wait(GOING_HOME_S)
 
     def cancel(self) -> None:
-        """End everything. The head has KillWait (30 s on most clusters) to write a checkpoint."""
-        self.head.slurm.cancel([self.head.job_id, self.workers.job_id])
+        """End everything, also workers that were added later. The head has KillWait (30 s on most clusters) to write a
+        checkpoint."""
+        added = [job.job_id for job in recorded_jobs(self.paths, self.head.slurm) if job.role == "worker"]
+        self.head.slurm.cancel(dict.fromkeys([self.head.job_id, self.workers.job_id, *added]))
 
     @property
     def finished(self) -> bool:
@@ -246,8 +259,9 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
         except LaunchError:
             slurm.cancel([head_id])
             raise
-        record(paths, worker_id, "worker")
-    head, workers = Job(head_id, "head", slurm, paths), Job(worker_id, "worker", slurm, paths)
+        record(paths, worker_id, "worker", config.slurm.workers)
+    head = Job(head_id, "head", slurm, paths)
+    workers = Job(worker_id, "worker", slurm, paths, config.slurm.workers)
     return Submission(paths, head, workers, tuple(changed))
 
 
@@ -336,13 +350,13 @@ def _advice(config: Config, role: Role, slurm: Slurm) -> Iterator[None]:
 # --- the jobs of a run ----------------------------------------------------------------------------------------------
 
 
-def record(paths: RunPaths, job_id: str, role: Role) -> None:
+def record(paths: RunPaths, job_id: str, role: Role, num_elements: int = 0) -> None:
     """Remember a job of the run, once; every process of the job may call this at once."""
     paths.slurm.mkdir(exist_ok=True)
     file = paths.slurm_job(job_id)
     if not file.exists():
         unfinished = file.with_name(f".{file.name}.{time.time_ns()}")
-        unfinished.write_bytes(msgspec.json.encode(Recorded(job_id, role, time.time())))
+        unfinished.write_bytes(msgspec.json.encode(Recorded(job_id, role, time.time(), num_elements)))
         unfinished.replace(file)
 
 
@@ -351,7 +365,8 @@ def recorded_jobs(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
     slurm = slurm or Slurm()
     records = [record for file in paths.slurm.glob("[0-9]*.json") if (record := _recorded(file)) is not None]
     return [
-        Job(known.job_id, known.role, slurm, paths) for known in sorted(records, key=lambda known: int(known.job_id))
+        Job(known.job_id, known.role, slurm, paths, known.num_elements)
+        for known in sorted(records, key=lambda known: int(known.job_id))
     ]
 
 
@@ -373,7 +388,9 @@ def job_statuses(paths: RunPaths, slurm: Slurm | None = None) -> list[tuple[Role
     last = max((i for i, job in enumerate(jobs) if job.role == "head"), default=0)
     roles = {job.job_id: job.role for job in jobs}
     shown = {job.job_id for job in jobs[last:]}
-    statuses = jobs[0].slurm.statuses([job.job_id for job in jobs])
+    elements = [name for job in jobs if job.job_id in shown for name in job.elements]
+    statuses = jobs[0].slurm.statuses([job.job_id for job in jobs], elements)
+    statuses = jobs[0].slurm.with_exit_codes(statuses)
     named = [(status.name.partition("_")[0], status) for status in statuses]
     return [(roles[job_id], status) for job_id, status in named if job_id in shown or not status.is_final]
 
@@ -392,7 +409,9 @@ def summarise(statuses: list[JobStatus]) -> str:
     for wanted in ("RUNNING", *(state for state, status in zip(states, statuses, strict=True) if not status.is_final)):
         if wanted in states:
             return wanted
-    return next((state for state in states if state != "COMPLETED"), "COMPLETED" if states else UNKNOWN)
+    # GONE last: of elements that were cancelled in the queue nothing else may be known, of their siblings it is
+    failures = sorted((state for state in states if state != "COMPLETED"), key=lambda state: state == "GONE")
+    return next(iter(failures), "COMPLETED" if states else UNKNOWN)
 
 
 def refuse_second_head(paths: RunPaths, slurm: Slurm | None = None) -> None:

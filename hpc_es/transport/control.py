@@ -19,7 +19,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from hpc_es.errors import TransportError
+from hpc_es.errors import HeadSilent, TransportError
 from hpc_es.paths import RunPaths
 from hpc_es.records import EvalId
 from hpc_es.transport import limits
@@ -215,8 +215,8 @@ class HeadClient:
         on_lost: Callable[[TransportError], None],
         largest: int = limits.TO_HEAD,
     ):
-        """`on_lost` is called once, when no head was heard for `head_timeout_s` or it refused our key. `largest`: bytes
-        of a message that the head takes.
+        """`on_lost` is called once: with HeadSilent when no head was heard for `head_timeout_s` (see `wait_again`),
+        with another TransportError when it refused our key. `largest`: bytes of a message that the head takes.
 
         Errors: TransportError (keys).
         """
@@ -236,7 +236,7 @@ class HeadClient:
         self._closing = threading.Event()
         self._lost = False
         self._connection: Connection | None = None
-        self._heard_at = time.monotonic()
+        self._heard_at = self._waits_since = time.monotonic()
         self._wake = Wake()
         self._context = zmq.Context()
         self._thread = threading.Thread(target=self._run, name="head-client", daemon=True)
@@ -257,6 +257,11 @@ class HeadClient:
     def silence_s(self) -> float:
         """How long ago the head was last heard."""
         return time.monotonic() - self._heard_at
+
+    def wait_again(self) -> None:
+        """Wait for another `head_timeout_s` after the head was lost by its silence; then `on_lost` is called again."""
+        self._waits_since = time.monotonic()
+        self._lost = False
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every report is acknowledged. False when some are not in time."""
@@ -286,7 +291,7 @@ class HeadClient:
             self._empty_outbox()
         except Exception as error:
             log.exception("the thread that talks to the head ends")
-            self._lose(f"the thread that talks to the head failed: {error!r}")
+            self._lose(TransportError(f"the thread that talks to the head failed: {error!r}"))
         finally:
             if self._connection is not None:
                 self._connection.close(FAREWELL_MS if self._connection.is_ready else 0)
@@ -300,14 +305,15 @@ class HeadClient:
         if self._connection is not None and self._connection.is_ready:
             self._transmit(self._make_heartbeat())
             self._send_reports(sent_before=now - self._heartbeat_s)
-        silent_s = now - self._heard_at
-        if silent_s > self._head_timeout_s:
+        if now - max(self._heard_at, self._waits_since) > self._head_timeout_s:
             root = self._paths.root
             where = self._connection.trouble if self._connection else f"{self._paths.rendezvous} does not exist"
             self._lose(
-                f"no head was heard for {silent_s:.0f} s (transport.head_timeout): {where}. If no head runs, start it "
-                f"again (`hpc-es submit {root}`, or `hpc-es run {root}` without Slurm); if one runs, this node cannot "
-                f"reach it: a firewall is between them, or transport.interface must be another"
+                HeadSilent(
+                    f"no head was heard for {now - self._heard_at:.0f} s (transport.head_timeout): {where}. If no head "
+                    f"runs, start it again (`hpc-es submit {root}`, or `hpc-es run {root}` without Slurm); if one "
+                    f"runs, this node cannot reach it: a firewall is between them, or transport.interface must be another"
+                )
             )
 
     def _follow(self) -> None:
@@ -341,7 +347,7 @@ class HeadClient:
                 self._transmit(self._make_hello(self.generation))
                 self._send_reports(sent_before=time.monotonic())
             if connection.is_refused:
-                self._lose(f"{connection.trouble} ({self._paths.secrets})")
+                self._lose(TransportError(f"{connection.trouble} ({self._paths.secrets})"))
             for data in connection.receive():
                 self._deliver(data)
         self._empty_outbox()
@@ -400,10 +406,10 @@ class HeadClient:
             reported = next(reversed(self._pending), None)
         return msgspec.structs.replace(hello, holding=hello.holding or reported)
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, error: TransportError) -> None:
         if not self._lost:
             self._lost = True
-            self._on_lost(TransportError(why))
+            self._on_lost(error)
 
 
 def _bind(router: "zmq.Socket[bytes]", host: str) -> int:

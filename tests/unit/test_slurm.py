@@ -1,5 +1,6 @@
 """Submission, scripts, logs and the place of a process, without a cluster: Slurm is played by `Cluster`."""
 
+import heapq
 import json
 import os
 import re
@@ -15,15 +16,16 @@ from repository import ROOT
 from hpc_es.config import Config, load, save
 from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch import prepare, slurm
+from hpc_es.launch.head_watch import HeadWatch
 from hpc_es.launch.logs import find_log
+from hpc_es.launch.pool import Pool
 from hpc_es.launch.slurm_commands import Answer, Slurm, run
-from hpc_es.launch.slurm_role import head_is_gone, workers_are_gone
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.records import SCHEMA_VERSION, Started, Stopped
-from hpc_es.worker import seat
+from hpc_es.worker import lookout, seat
 
 
 class Cluster:
@@ -32,6 +34,9 @@ class Cluster:
     def __init__(self, refused: str = "") -> None:
         self.refused = refused
         self.submitted: list[tuple[str, ...]] = []
+        self.asked: list[tuple[str, ...]] = []
+        """Calls of squeue."""
+        self.requeued: list[str] = []
         self.states: dict[str, str] = {}
         self.slurm = Slurm(self.answer)
 
@@ -45,7 +50,10 @@ class Cluster:
             self.submitted.append(tuple(arguments))
             self.states[str(100 + len(self.submitted))] = "RUNNING"
             return Answer(0, f"{100 + len(self.submitted)}\n", "")
+        if program == "scontrol" and arguments[0] == "requeue":
+            self.requeued.append(arguments[1])
         if program == "squeue":
+            self.asked.append(tuple(command))
             asked = next(word.removeprefix("--jobs=") for word in arguments if word.startswith("--jobs=")).split(",")
             return Answer(0, "".join(f"{job}|{self.states[job]}|n1|1:00|None\n" for job in self.known(asked)), "")
         if program == "scancel":
@@ -336,22 +344,44 @@ def test_a_missing_log_is_reported_with_the_existing_ones(logs: RunPaths) -> Non
 
 
 @pytest.mark.parametrize(
-    ("states", "reason"),
+    ("states", "state", "detail"),
     [
-        ({"101": "CANCELLED"}, "job 101 is CANCELLED"),
-        ({"101": "PENDING"}, None),
-        ({"101": "CANCELLED", "104": "RUNNING"}, None),
-        ({"101": "CANCELLED", "104": "FAILED"}, "job 104 is FAILED"),
-        ({}, None),
+        ({"101": "CANCELLED"}, "gone", "job 101 is CANCELLED"),
+        ({"101": "PENDING"}, "queued", "job 101 is PENDING"),
+        ({"101": "CANCELLED", "104": "RUNNING"}, "running", "job 104 is RUNNING"),
+        ({"101": "RUNNING", "104": "FAILED"}, "gone", "job 104 is FAILED"),
+        ({}, "unknown", ""),
     ],
 )
-def test_a_head_is_gone_when_no_job_of_it_can_come_back(tmp_path: Path, states: dict, reason: str | None) -> None:
+def test_the_newest_head_says_what_becomes_of_the_run(tmp_path: Path, states: dict, state: str, detail: str) -> None:
     cluster, paths = Cluster(), RunPaths(tmp_path)
     cluster.states.update(states)
     for job_id in states:
         slurm.record(paths, job_id, "head")
     slurm.record(paths, "50", "worker")
-    assert head_is_gone(paths, cluster.slurm) == reason
+    outlook = HeadWatch(paths, cluster.slurm)()
+    assert (outlook.state, outlook.detail) == (state, detail)
+    assert all(command[-2] == f"--jobs={outlook.job}" for command in cluster.asked), "one job, not the whole table"
+
+
+def test_sixty_four_workers_with_a_silent_head_ask_slurm_a_few_times_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Played by the rules of worker/lookout.py and launch/head_watch.py, in ten minutes of a virtual clock."""
+    cluster, paths = Cluster(), RunPaths(tmp_path)
+    for job_id, state in (("101", "CANCELLED"), ("104", "RUNNING")):
+        cluster.states[job_id] = state
+        slurm.record(paths, job_id, "head")
+    now = 0.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    watches = [(HeadWatch(paths, cluster.slurm), lookout.pauses()) for _ in range(64)]
+    looks = [(lookout.SILENCE_S + next(pauses), number) for number, (_, pauses) in enumerate(watches)]
+    while (look := heapq.heappop(looks))[0] < 600:
+        now, number = look
+        ask, pauses = watches[number]
+        ask()
+        heapq.heappush(looks, (now + next(pauses), number))
+    assert len(cluster.asked) <= 30, "three a minute"
 
 
 @pytest.mark.parametrize(
@@ -361,7 +391,7 @@ def test_a_head_is_gone_when_no_job_of_it_can_come_back(tmp_path: Path, states: 
         ({"50": "FAILED"}, {"50_0": "failed"}, True),
         ({"50": "COMPLETED", "51": "PENDING"}, {"50_0": "died"}, False),
         ({"50": "CANCELLED"}, {"50_0": "ended"}, False),  # somebody ended them, and may send others
-        ({"50": "NODE_FAIL"}, {"50_0": "working"}, False),
+        ({"50": "NODE_FAIL"}, {"50_0": "failed"}, True),
         ({}, {"by-hand": "died"}, False),
     ],
 )
@@ -372,18 +402,62 @@ def test_workers_are_gone_when_the_last_ones_died_and_none_is_queued(
     cluster.states.update(states)
     for job_id in states:
         slurm.record(paths, job_id, "worker")
-    began = time.time()
+    pool = Pool(paths, cluster.slurm, max_restarts=3)
     for name, state in seats.items():
         seat.begin(paths, name)
         seat.note(paths, name, state, "ended with code 0 in sudoku: step 1 of task 7")
-    reason = workers_are_gone(paths, began, cluster.slurm)
+    reason = pool.why_empty()
     assert (reason is not None) == gone
     if reason is not None:
         assert "step 1 of task 7" in reason
-    assert workers_are_gone(paths, time.time() + 1, cluster.slurm) is None  # what was before this head is history
 
 
-def test_a_job_warned_of_its_time_limit_while_loading_is_requeued(tmp_path: Path) -> None:
+def test_workers_that_failed_before_they_began_are_gone_too(tmp_path: Path) -> None:
+    cluster, paths = Cluster(), RunPaths(tmp_path)
+    cluster.states["50"] = "FAILED"
+    slurm.record(paths, "50", "worker")
+    paths.logs.mkdir()
+    (paths.logs / "slurm-50.out").write_text("module: cuda/13 is unknown\n")
+    reason = Pool(paths, cluster.slurm, max_restarts=3).why_empty()
+    assert reason is not None
+    assert "the last one, 50, is FAILED; its log ends with: module: cuda/13 is unknown" in reason
+
+
+def test_a_failed_worker_is_queued_again_a_few_times_once_some_worker_has_joined(tmp_path: Path) -> None:
+    cluster, paths = Cluster(), RunPaths(tmp_path)
+    for job_id in ("50_0", "50_1"):
+        cluster.states[job_id] = "FAILED"
+    slurm.record(paths, "50", "worker")
+    pool = Pool(paths, cluster.slurm, max_restarts=2)
+    assert pool.restart_failed() == [], "what every worker fails at is not repeated"
+    seat.begin(paths, "50_1")
+    seat.note(paths, "50_1", "failed", "out of memory", worker="50_1.0.abc")
+    assert pool.restart_failed() == ["50_0", "50_1"]
+    assert cluster.requeued == ["50_0", "50_1"]
+    later = Pool(paths, cluster.slurm, max_restarts=2)  # of the next head
+    assert later.restart_failed() == ["50_0", "50_1"]
+    assert later.restart_failed() == []
+    assert "failed: out of memory" in str(later.why_empty())
+
+
+@pytest.mark.parametrize(
+    ("state", "outside", "abandoned"),
+    [("CANCELLED", "", True), ("COMPLETED", "", True), ("RUNNING", "", False), ("CANCELLED", "login-77", False)],
+)
+def test_a_head_whose_workers_are_all_over_is_not_queued_again(
+    tmp_path: Path, state: str, outside: str, abandoned: bool
+) -> None:
+    cluster, paths = Cluster(), RunPaths(tmp_path)
+    cluster.states["50"] = state
+    slurm.record(paths, "50", "worker")
+    if outside:
+        seat.begin(paths, outside)
+    assert (Pool(paths, cluster.slurm, max_restarts=3).why_abandoned() is not None) == abandoned
+
+
+def test_a_job_warned_of_its_time_limit_while_loading_is_requeued(tmp_path: Path, config: Config) -> None:
+    (tmp_path / "run").mkdir()
+    save(config, tmp_path / "run" / "config.yaml")
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
     scontrol.chmod(0o755)
@@ -394,7 +468,6 @@ from hpc_es.launch.slurm_role import enter
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 paths = RunPaths(Path({str(tmp_path / "run")!r}))
-paths.root.mkdir()
 enter(paths, "worker", Place.here())
 os.kill(os.getpid(), signal.SIGUSR2)
 time.sleep(60)
@@ -402,7 +475,7 @@ time.sleep(60)
     job = {"SLURM_JOB_ID": "21", "SLURM_ARRAY_JOB_ID": "19", "SLURM_ARRAY_TASK_ID": "1"}
     environment = {**os.environ, **job, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == 4
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "asked").read_text() == "requeue 19_1\n"
     assert (tmp_path / "run" / "logs" / "worker-19_1.0.log").exists()
     assert (tmp_path / "run" / "slurm" / "19.json").exists()
