@@ -47,7 +47,7 @@ def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = No
     settings = load_run(config, overrides, site, num_workers=lambda settings: settings.slurm.num_at_once)
     with settle.launcher_lock(settings):
         paths, _ = settle.write_folder(settings)
-        settle.check(settings)
+        settle.check(settings, in_slurm=True)
     say(paths.root)
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _SLURM_SEAT = re.compile(r"\d+(_\d+)?(-|$)")
 
-LOOK_EVERY_S = 60.0
+LOOK_EVERY_S = 30.0
 """Pause between two looks at the worker jobs. Slurm forgets a job that ended after MinJobAge, usually 300 s, and cannot
 queue it again then."""
 

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from hpc_es.config.schema import EngineConfig
 from hpc_es.engine.supported import check_supported
 from hpc_es.envs.manifest import settle_tasks
 from hpc_es.errors import ConfigError, LaunchError, ModelError
-from hpc_es.params import check_memory
+from hpc_es.params import check_memory, num_bytes
 from hpc_es.params.heads import check_ranks, num_heads
 from hpc_es.params.weights import read_config
 from hpc_es.paths import RunPaths
@@ -42,8 +43,9 @@ def is_finished(paths: RunPaths) -> bool:
     return bool(endings) and endings[-1]
 
 
-def check(config: Config) -> None:
+def check(config: Config, *, in_slurm: bool = False) -> None:
     """Find what would make the head or every worker fail at its start, and settle the manifest of evaluation tasks.
+    `in_slurm`: they start as jobs on other nodes, not on this one.
 
     Errors: ModelError, EnvError, StoreError; ConfigError, also when tensor-parallel ranks cannot share the model, and
     when a run that has begun has other evaluation tasks.
@@ -55,11 +57,35 @@ def check(config: Config) -> None:
         )
     envs.refuse_planned(config.task.env)  # first: its model is likely not here either, but that is not the reason
     check_model(Path(config.model.path), config.engine)
-    model, optimiser = config.model, config.es.optimiser.kind
-    num_arenas = config.launch.workers + 1  # the head has one too
-    check_memory(model.path, num_arenas, include=model.include, exclude=model.exclude, optimiser=optimiser)
+    if in_slurm:
+        _check_memory_of_jobs(config)
+    else:
+        model, optimiser = config.model, config.es.optimiser.kind
+        num_arenas = config.launch.workers + 1  # the head has one too
+        check_memory(model.path, num_arenas, include=model.include, exclude=model.exclude, optimiser=optimiser)
     paths = run_paths(config)
     settle_tasks(paths.tasks, config, has_begun=began_config(paths) is not None)
+
+
+def _check_memory_of_jobs(config: Config) -> None:
+    """Each job holds one arena. Errors: ConfigError when it asks Slurm for less memory than that."""
+    needed = num_bytes(config.model.path, config.model.include, config.model.exclude, config.es.optimiser.kind)
+    for role in ("head", "worker"):
+        memory = getattr(config.slurm, role).memory
+        given = None if memory is None else slurm_bytes(memory)
+        if given is not None and given < needed:
+            raise ConfigError(
+                f"slurm.{role}.memory={memory} is {given / 2**30:.2f} GiB, but the arena of {config.model.path} alone "
+                f"takes {needed / 2**30:.2f} GiB in every job: ask for more"
+            )
+
+
+def slurm_bytes(memory: str) -> int | None:
+    """Bytes of memory as Slurm writes it, in MiB without a unit; None for 0, all of the node, and for other words."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", memory.strip(), re.IGNORECASE)
+    if not match or int(match[1]) == 0:
+        return None
+    return int(match[1]) * 2 ** {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[match[2].upper()]
 
 
 def check_model(path: Path, engine: EngineConfig) -> None:

@@ -41,6 +41,27 @@ NUM_LINES_QUOTED = 15
 _POLL_S = (0.5, 10.0)
 """First and longest pause between two questions to Slurm."""
 
+_IN_CONTAINER = """\
+# A container has no scontrol, so this script stays, passes signals on, and queues the job again when it should be.
+{command} &
+role=$!
+trap 'kill -USR2 $role' USR2
+trap 'kill -TERM $role' TERM
+wait $role
+while kill -0 $role 2>/dev/null; do wait $role; done  # a signal interrupts wait
+wait $role
+code=$?
+if [ $code -eq 4 ]; then  # its time is up, and it could not queue the job again
+    trap '' TERM
+    job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
+    for pause in 0 2 4 8 16 32; do
+        sleep $pause
+        scontrol requeue "$job" && break
+    done
+fi
+exit $code"""
+"""How a role runs in a container. Without one it replaces the script by exec, and does all this itself."""
+
 _JOB_ID = re.compile(r"[0-9]{1,18}")
 
 
@@ -241,7 +262,7 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
         paths, changed = prepare.write_folder(config)
         if prepare.is_finished(paths):
             raise LaunchError(f"{paths.root} is finished; give another run.name, or look at it with `hpc-es verify`")
-        prepare.check(config)
+        prepare.check(config, in_slurm=True)
         refuse_second_head(paths, slurm)
         texts = scripts(config, paths)
         paths.slurm.mkdir(exist_ok=True)
@@ -293,7 +314,7 @@ def _script(config: Config, paths: RunPaths, role: Role) -> str:
     settings = config.slurm
     job: JobConfig = getattr(settings, role)
     root = paths.root.resolve()
-    program = f"{settings.container} hpc-es" if settings.container else f"{shlex.quote(sys.executable)} -m hpc_es"
+    setup = settings.setup if job.setup is None else job.setup
     executor = _Scripts(root / "slurm")
     executor.update_parameters(
         job_name=f"{config.run.name}-{role}",
@@ -307,7 +328,7 @@ def _script(config: Config, paths: RunPaths, role: Role) -> str:
         mem=job.memory,
         gres=job.gres,
         gpus_per_task=job.gpus_per_task,
-        setup=list(settings.setup) or None,
+        setup=["set -e", *setup, "set +e"] if setup else None,
         stderr_to_stdout=True,
         use_srun=False,
         wckey=None,
@@ -321,8 +342,17 @@ def _script(config: Config, paths: RunPaths, role: Role) -> str:
             **dict(_flag(flag) for flag in job.flags),
         },
     )
-    command = f"exec {program} {role} {shlex.quote(str(root))}"
-    return executor.text(command, settings.workers if role == "worker" else None)
+    return executor.text(_command(config, root, role), settings.workers if role == "worker" else None)
+
+
+def _command(config: Config, root: Path, role: Role) -> str:
+    """What the script runs once everything is set up."""
+    settings = config.slurm
+    job: JobConfig = getattr(settings, role)
+    python, container = job.python or settings.python, job.container or settings.container
+    program = "hpc-es" if container and not python else f"{shlex.quote(python or sys.executable)} -m hpc_es"
+    command = f"{program} {role} {shlex.quote(str(root))}"
+    return _IN_CONTAINER.format(command=f"{container} {command}") if container else f"exec {command}"
 
 
 def _flag(text: str) -> tuple[str, Any]:

@@ -312,7 +312,7 @@ class HeadClient:
                 HeadSilent(
                     f"no head was heard for {now - self._heard_at:.0f} s (transport.head_timeout): {where}. If no head "
                     f"runs, start it again (`hpc-es submit {root}`, or `hpc-es run {root}` without Slurm); if one "
-                    f"runs, this node cannot reach it: a firewall is between them, or transport.interface must be another"
+                    f"runs, this node cannot reach it: a firewall is between them, or transport.interface must differ"
                 )
             )
 

@@ -4,6 +4,7 @@ import heapq
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from hpc_es.launch.head_watch import HeadWatch
 from hpc_es.launch.logs import find_log
 from hpc_es.launch.pool import Pool
 from hpc_es.launch.slurm_commands import Answer, Slurm, run
+from hpc_es.params.layout import memory_limit
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
@@ -114,9 +116,49 @@ def test_each_role_requests_its_own_resources(config: Config) -> None:
 def test_setup_lines_come_before_the_role_and_a_container_around_it(config: Config) -> None:
     config = with_slurm(config, setup=["module load cuda"], container="apptainer exec --nv x.sif")
     lines = slurm.scripts(config, prepare.run_paths(config))["worker"].splitlines()
-    role = next(line for line in lines if line.startswith("exec"))
-    assert role.startswith("exec apptainer exec --nv x.sif hpc-es worker ")
-    assert lines.index("module load cuda") < lines.index(role)
+    role = next(line for line in lines if line.startswith("apptainer"))
+    assert role.startswith("apptainer exec --nv x.sif hpc-es worker ")
+    assert lines.index("set -e") < lines.index("module load cuda") < lines.index("set +e") < lines.index(role)
+
+
+def test_setup_container_and_python_can_differ_between_the_roles(config: Config) -> None:
+    worker = {"setup": ["source /w/activate"], "container": "apptainer exec w.sif", "python": "python"}
+    config = with_slurm(config, setup=["module load x"], python="/shared/venv/bin/python", worker=worker)
+    texts = slurm.scripts(config, prepare.run_paths(config))
+    root = prepare.run_paths(config).root
+    assert f"exec /shared/venv/bin/python -m hpc_es head {root}" in texts["head"].splitlines()
+    assert "module load x" in texts["head"]
+    assert f"apptainer exec w.sif python -m hpc_es worker {root} &" in texts["worker"].splitlines()
+    assert "module load x" not in texts["worker"]
+
+
+@pytest.mark.parametrize(("code", "requeues"), [(0, 0), (3, 0), (4, 3)])
+def test_outside_a_container_the_script_passes_signals_on_and_queues_the_job_again(
+    config: Config, tmp_path: Path, code: int, requeues: int
+) -> None:
+    """The role is played by a shell that ends with `code` when it gets USR2; scontrol works at the third attempt."""
+    role = tmp_path / "bin" / "hpc-es"
+    role.parent.mkdir()
+    role.write_text(
+        f"#!/bin/bash\ntrap 'sleep 0.3; exit {code}' USR2\ntouch {tmp_path}/up\nwhile :; do sleep 0.05; done\n"
+    )
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/asked\n[ $(wc -l <{tmp_path}/asked) -ge 3 ]\n')
+    quick = tmp_path / "bin" / "sleep"
+    quick.write_text("#!/bin/bash\n[[ $1 == 0.* ]] && exec /bin/sleep $1; exit 0\n")
+    for program in (role, scontrol, quick):
+        program.chmod(0o755)
+    script = tmp_path / "worker.sbatch"
+    script.write_text(slurm.scripts(with_slurm(config, container="env X=1"), prepare.run_paths(config))["worker"])
+    job = {"SLURM_JOB_ID": "21", "SLURM_ARRAY_JOB_ID": "19", "SLURM_ARRAY_TASK_ID": "1"}
+    environment = {**os.environ, **job, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    with subprocess.Popen(["bash", str(script)], env=environment) as batch:
+        while not (tmp_path / "up").exists():
+            time.sleep(0.02)
+        batch.send_signal(signal.SIGUSR2)
+    assert batch.returncode == code
+    asked = (tmp_path / "asked").read_text().splitlines() if requeues else []
+    assert asked == ["requeue 19_1"] * requeues
 
 
 @pytest.mark.parametrize("role", ["head", "worker"])
@@ -167,6 +209,40 @@ def test_a_refusal_after_the_check_takes_the_head_back(config: Config, monkeypat
     with pytest.raises(LaunchError):
         slurm.submit(config, slurm=cluster.slurm)
     assert cluster.states == {"101": "CANCELLED"}
+
+
+def test_memory_is_compared_with_what_each_job_asks_for(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_es.params.layout.memory_limit", lambda: 1)  # a small login node
+    with pytest.raises(ConfigError, match=r"slurm.worker.memory=64K is 0.00 GiB, but the arena of .* takes"):
+        slurm.submit(with_slurm(config, worker={"memory": "64K"}), slurm=Cluster().slurm)
+    slurm.submit(with_slurm(config, workers=500, worker={"memory": "64G"}), slurm=Cluster().slurm)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64G", 64 * 2**30), ("4000", 4000 * 2**20), ("8gb", 8 * 2**30), ("0", None), ("most", None)]
+)
+def test_memory_is_read_as_slurm_reads_it(text: str, size: int | None) -> None:
+    assert prepare.slurm_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        (
+            "0::/system.slice/slurmstepd.scope/job_7/step_batch",
+            {"system.slice/slurmstepd.scope/job_7/memory.max": 77},
+            77,
+        ),
+        ("4:memory:/slurm/uid_0/job_7", {"memory/slurm/uid_0/job_7/memory.limit_in_bytes": 78}, 78),
+        ("0::/", {"memory.max": 79}, 79),
+    ],
+)
+def test_the_memory_limit_of_a_job_counts(tmp_path: Path, own: str, files: dict, limit: int) -> None:
+    (tmp_path / "own").write_text(own + "\n")
+    for name, size in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{size}\n")
+    assert memory_limit(tmp_path / "own", tmp_path) == limit
 
 
 def test_a_run_has_one_head_at_a_time(config: Config) -> None:
@@ -260,6 +336,8 @@ def test_the_site_files_of_the_project_hold(site: Path) -> None:
     [
         ({"worker": {"gres": "gpu:1", "gpus_per_task": 1}}, "ask twice for GPUs"),
         ({"worker": {"flags": ["-p gpu"]}}, "must look like --name or --name=value"),
+        ({"worker": {"flags": ["--ntasks-per-node=8"]}}, "each job is one task on one node"),
+        ({"head": {"flags": ["--time=1:00:00"]}}, "set slurm.<role>.time"),
         ({"head": {"time": "1m"}}, "slurm.head.time=60 must be above slurm.signal_lead=120"),
     ],
 )
