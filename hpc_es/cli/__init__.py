@@ -8,6 +8,7 @@ object and nothing else. Imports are made inside the commands, so that `--help` 
 import atexit
 import dataclasses
 import os
+import resource
 import sys
 import threading
 import warnings
@@ -160,11 +161,11 @@ def status(run: RunFolder, json: Json = False) -> None:
     except TransportError as error:
         answer = _status_at_rest(paths)
         if answer.state != "finished":
-            say(error, err=True)
+            say(_why_no_head(jobs) or error, err=True)
     assert isinstance(answer, Status), "the answer to a StatusRequest"
     answer = with_absent(answer, paths)
     if json:
-        described = [{"role": role, **dataclasses.asdict(job)} for role, job in jobs]
+        described = [{"role": role, **dataclasses.asdict(job), "explanation": job.explanation} for role, job in jobs]
         print_json({**msgspec.structs.asdict(answer), "jobs": described})
         return
     if answer.workers:
@@ -246,12 +247,12 @@ def model_get(
 
 
 @config_app.command("show")
-def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
+def config_show(config: ConfigFile, overrides: Overrides = None, site: slurm.SiteFile = None) -> None:
     """The resolved configuration, and where each value comes from."""
     from hpc_es.config import flatten, load
     from hpc_es.config.yaml12 import dump_inline
 
-    loaded = load(config, overrides or ())
+    loaded = load(config, overrides or (), site=site)
     rows = [(f"{key}={dump_inline(value)}", loaded.origins[key]) for key, value in flatten(loaded.config)]
     width = max(len(text) for text, _ in rows)
     for text, origin in rows:
@@ -312,6 +313,8 @@ def worker(
 
 def _be_role(paths: RunPaths, role: Literal["head", "worker"], parent: int | None) -> bool:
     """What head and workers have in common. True when this process is a Slurm job of its own."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file, and 1024 is a usual limit
     modes.follow(paths.root)
     is_slurm_job = parent is None and Place.here().job is not None
     if parent is not None:
@@ -339,6 +342,17 @@ def _slurm_jobs(paths: RunPaths) -> "list[tuple[Role, JobStatus]]":
     except LaunchError as error:
         say(f"Slurm does not say how its jobs are: {error}", err=True)
         return []
+
+
+def _why_no_head(jobs: "list[tuple[Role, JobStatus]]") -> str:
+    """What Slurm says about a head that does not answer; empty where it has no job that is not over."""
+    heads = [job for role, job in jobs if role == "head" and not job.is_final]
+    if not heads:
+        return ""
+    said = f"job {heads[-1].name} is {heads[-1].state}" + (f" ({heads[-1].explanation})" if heads[-1].reason else "")
+    if heads[-1].state == "RUNNING":
+        return f"the head does not answer yet: {said}"
+    return f"the head waits in the queue: {said}"
 
 
 def _status_at_rest(paths: RunPaths) -> "Status":

@@ -19,6 +19,9 @@ from hpc_es.transport.backends import Backend, Offer, choose_backend
 
 NCCL_TRIES = 2
 """NCCL groups in a row that did not come up, before Gloo takes over."""
+MAX_COMMITS_WITHOUT_TRY = 63
+"""Most commits that go over the control plane before a Gloo group is tried again. After each failure in a row they are
+about twice as many: a mesh that a firewall prevents costs every worker transport.collective_timeout at each try."""
 SOON_APPLIED = 2
 """Missed commits that are no reason to move theta: every worker spends as long at a commit anyway, and the head's arena
 need not stand still. So those who wait while the head restarts go on as they are."""
@@ -46,6 +49,8 @@ class Plane:
         self.transfer: Transfer | None = None
         self._num_epochs = self._num_transfers = 0
         self._nccl_failures = 0
+        self._gloo_failures = 0
+        self._commits_to_wait = 0
         self._told = ""
         self._exceeds_gloo = False
 
@@ -77,6 +82,9 @@ class Plane:
         names = tuple(worker.name for worker in members)
         if not members or (self.epoch is not None and self.epoch.workers == names):
             return []
+        if self._commits_to_wait > 0:
+            self._commits_to_wait -= 1
+            return []
         backend = self._choose(members)
         if backend == "none" or self._too_many_for_gloo(len(members), backend):
             self.epoch = None
@@ -88,7 +96,7 @@ class Plane:
     def group_up(self, number: int) -> None:
         if self.epoch is not None and self.epoch.number == number:
             self.epoch.up = True
-            self._nccl_failures = 0
+            self._nccl_failures = self._gloo_failures = 0
 
     def has_member(self, number: int, worker: str) -> bool:
         """Whether a worker was called to an epoch that is not over."""
@@ -97,8 +105,11 @@ class Plane:
     def end_epoch(self, number: int, detail: str) -> None:
         if self.epoch is None or self.epoch.number != number:
             return
-        if self.epoch.backend == "nccl" and not self.epoch.up:
+        if not self.epoch.up and self.epoch.backend == "nccl":
             self._nccl_failures += 1
+        elif not self.epoch.up:
+            self._gloo_failures += 1
+            self._commits_to_wait = min(2**self._gloo_failures - 1, MAX_COMMITS_WITHOUT_TRY)
         self.epoch = None
         self._note("warning", f"epoch {number} of the collective plane ended", detail)
 

@@ -37,11 +37,12 @@ class HeadWatch:
         self._paths, self._slurm = paths, slurm or Slurm()
         self._file = paths.slurm / "head-state.json"
 
-    def __call__(self) -> Outlook:
+    def __call__(self, max_age_s: float = SHARED_S) -> Outlook:
+        """`max_age_s`: how old an answer that another worker got may be."""
         head = newest_head(self._paths, self._slurm)
         if head is None:
             return UNKNOWN  # it is not a Slurm job
-        known = self._known(head)
+        known = self._known(head, max_age_s)
         if known is not None:
             return known
         self._tell(Outlook("unknown", "being asked", head.job_id))  # the others wait for the answer, and do not ask
@@ -49,11 +50,11 @@ class HeadWatch:
         self._tell(outlook)
         return outlook
 
-    def _known(self, head: Job) -> Outlook | None:
+    def _known(self, head: Job, max_age_s: float) -> Outlook | None:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             answer = read_json(self._file, Answer)
             # the clocks of two nodes may differ a little
-            if answer.outlook.job == head.job_id and abs(time.time() - answer.time) < SHARED_S:
+            if answer.outlook.job == head.job_id and abs(time.time() - answer.time) < max_age_s:
                 return answer.outlook
         return None
 

@@ -25,7 +25,7 @@ from hpc_es.params import check_memory, num_bytes
 from hpc_es.params.heads import check_ranks, num_heads
 from hpc_es.params.weights import read_config
 from hpc_es.paths import RunPaths
-from hpc_es.store.journal import read_journal
+from hpc_es.store.journal import last_record, read_journal
 from hpc_es.store.records import Started, Stopped
 from hpc_es.transport.secrets import create_secrets
 
@@ -41,6 +41,12 @@ def is_finished(paths: RunPaths) -> bool:
     """Whether all updates and evaluations of the run are done. Errors: StoreError, JournalDamaged."""
     endings = [record.finished for record in read_journal(paths.root) if isinstance(record, Stopped)]
     return bool(endings) and endings[-1]
+
+
+def seems_finished(paths: RunPaths) -> bool:
+    """The same for a worker, by the end of the journal alone. One that is wrongly told no hears it from the head."""
+    last = last_record(paths)
+    return isinstance(last, Stopped) and last.finished
 
 
 def check(config: Config, *, in_slurm: bool = False) -> None:

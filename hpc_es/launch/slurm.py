@@ -264,6 +264,7 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
             raise LaunchError(f"{paths.root} is finished; give another run.name, or look at it with `hpc-es verify`")
         prepare.check(config, in_slurm=True)
         refuse_second_head(paths, slurm)
+        refuse_times_above_limits(config, slurm)
         texts = scripts(config, paths)
         paths.slurm.mkdir(exist_ok=True)
         for role, text in texts.items():
@@ -360,6 +361,23 @@ def _flag(text: str) -> tuple[str, Any]:
     return name, value if equals else True
 
 
+def refuse_times_above_limits(config: Config, slurm: Slurm) -> None:
+    """Most clusters accept a job that asks for more time than its partition allows, and never start it.
+
+    A QOS may allow more, so a job that names one is Slurm's to judge. Errors: LaunchError.
+    """
+    limits = slurm.time_limits()
+    for role in ("head", "worker"):
+        job: JobConfig = getattr(config.slurm, role)
+        for partition in (job.partition or "").split(","):
+            limit = limits.get(partition)
+            if limit is not None and not job.qos and job.time > limit:
+                raise LaunchError(
+                    f"slurm.{role}.time={job.time:g} is above the limit of partition {partition or '(the default)'}, "
+                    f"{limit:g} s, so the job would wait for ever; ask for less: jobs are queued again at their limit"
+                )
+
+
 @contextlib.contextmanager
 def _advice(config: Config, role: Role, slurm: Slurm) -> Iterator[None]:
     """Slurm's refusal together with the settings that it is about."""
@@ -369,6 +387,8 @@ def _advice(config: Config, role: Role, slurm: Slurm) -> Iterator[None]:
         job: JobConfig = getattr(config.slurm, role)
         settings = job.model_dump(mode="json").items()
         asked = [f"slurm.{role}.{key}={value}" for key, value in settings if value not in (None, [])]
+        if role == "worker":
+            asked.append(f"slurm.workers={config.slurm.workers}")
         if config.slurm.account:
             asked.append(f"slurm.account={config.slurm.account}")
         there = ", ".join(slurm.partitions()) or "unknown"
@@ -453,7 +473,9 @@ def refuse_second_head(paths: RunPaths, slurm: Slurm | None = None) -> None:
             raise LaunchError(
                 f"Slurm does not say whether job {job.job_id}, the head of {paths.root}, has ended: try later"
             )
+        script = paths.slurm_script("worker")
+        how = f"`sbatch {script}`" if script.is_file() else f"`sbatch slurm/worker.sbatch {paths.root}`"
         raise LaunchError(
-            f"{paths.root} has a head already: job {job.job_id} is {state}. Add workers to it with `sbatch "
-            f"{paths.slurm_script('worker')}`, or end it with `hpc-es cancel {paths.root}`"
+            f"{paths.root} has a head already: job {job.job_id} is {state}. Add workers to it with {how}, or end "
+            f"it with `hpc-es cancel {paths.root}`"
         )

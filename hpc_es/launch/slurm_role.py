@@ -26,6 +26,8 @@ from hpc_es.place import Place
 EXIT_FINISHED, EXIT_FAILED, EXIT_OUT_OF_TIME = 0, 1, 4
 """Exit codes of head and worker: see run_head and run_worker. After EXIT_OUT_OF_TIME the batch script may have to queue
 the job again: see `_requeue`."""
+AT_START_S = 1.0
+"""How old an answer about the head may be when a worker starts."""
 REQUEUE_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0)
 """Between attempts to queue this job again; the last one repeats until slurm.signal_lead is over."""
 
@@ -88,11 +90,12 @@ def be_head(paths: RunPaths, place: Place) -> int:
 def be_worker(paths: RunPaths, seat: str, place: Place) -> int:
     """A worker as a Slurm job. One that comes after the end has nothing to do, and ends well; one that comes before its
     head, which may have been requeued meanwhile, goes back to the queue before it loads anything."""
-    if prepare.is_finished(paths):
+    if prepare.seems_finished(paths):
         log.info("%s is finished: nothing to do", paths.root)
         return EXIT_FINISHED
     ask_about_head = HeadWatch(paths)
-    if (outlook := ask_about_head()).state == "queued":
+    # an older answer may be of the time before the head's start, which has just let this job start too
+    if (outlook := ask_about_head(AT_START_S)).state == "queued":
         log.info("the head waits in the queue: %s", outlook.detail)
         return _requeue(paths, place)
     from hpc_es.worker.loop import run_worker

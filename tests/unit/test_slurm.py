@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
+from hpc_es.cli.arguments import run_paths
 from hpc_es.config import Config, load, save
 from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch import prepare, slurm
@@ -60,7 +61,11 @@ class Cluster:
             return Answer(0, "".join(f"{job}|{self.states[job]}|n1|1:00|None\n" for job in self.known(asked)), "")
         if program == "scancel":
             self.states.update((job, "CANCELLED") for job in self.known(arguments))
-        return Answer(0, "batch\nhigh\nbatch\n" if program == "sinfo" else "", "")
+        if program == "sinfo":
+            return Answer(
+                0, "batch*|1-00:00:00\nhigh|infinite\n" if "%l" in command[-1] else "batch\nhigh\nbatch\n", ""
+            )
+        return Answer(0, "", "")
 
     def known(self, jobs: Sequence[str]) -> list[str]:
         """The jobs among these, and the tasks of the arrays among these."""
@@ -199,6 +204,7 @@ def test_a_refusal_names_the_settings_and_leaves_nothing_in_the_queue(config: Co
         slurm.submit(with_slurm(config, worker={"partition": "gpuu"}), slurm=cluster.slurm)
     assert "invalid partition specified: gpuu" in str(caught.value)
     assert "slurm.worker.partition=gpuu" in str(caught.value)
+    assert "slurm.workers=2" in str(caught.value), "an array may be too large"
     assert "Partitions here: batch, high" in str(caught.value)
     assert "RUNNING" not in cluster.states.values()
 
@@ -209,6 +215,42 @@ def test_a_refusal_after_the_check_takes_the_head_back(config: Config, monkeypat
     with pytest.raises(LaunchError):
         slurm.submit(config, slurm=cluster.slurm)
     assert cluster.states == {"101": "CANCELLED"}
+
+
+@pytest.mark.parametrize(
+    ("worker", "refused"),
+    [
+        ({"time": "25h"}, True),
+        ({"time": "25h", "partition": "batch"}, True),
+        ({"time": "25h", "partition": "high"}, False),
+        ({"time": "25h", "qos": "long"}, False),
+        ({"time": "23h"}, False),
+    ],
+)
+def test_a_time_above_the_limit_of_the_partition_is_refused(config: Config, worker: dict, refused: bool) -> None:
+    config, cluster = with_slurm(config, worker=worker), Cluster()
+    if not refused:
+        slurm.submit(config, slurm=cluster.slurm)
+        return
+    with pytest.raises(LaunchError, match=r"slurm.worker.time=90000 is above the limit of partition .*, 86400 s"):
+        slurm.submit(config, slurm=cluster.slurm)
+    assert not cluster.submitted
+
+
+def test_a_handle_cancels_workers_that_were_added_later(config: Config) -> None:
+    cluster = Cluster()
+    submission = slurm.submit(config, slurm=cluster.slurm)
+    cluster.states["200"] = "RUNNING"
+    slurm.record(submission.paths, "200", "worker")
+    submission.cancel()
+    assert set(cluster.states.values()) == {"CANCELLED"}
+
+
+def test_a_run_folder_that_a_node_does_not_see_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "node3")
+    with pytest.raises(ConfigError, match="node node3 may not see the file system that it is on"):
+        run_paths(tmp_path)
 
 
 def test_memory_is_compared_with_what_each_job_asks_for(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,9 +301,14 @@ def test_a_finished_run_is_not_queued_again(config: Config) -> None:
     paths, _ = prepare.write_folder(config)
     text = config.model_dump_json()
     journal = JournalWriter.create(paths, lambda g, n: Started(0.0, SCHEMA_VERSION, "play", g, n, text, 0, {}, "h"))
+    journal.sync()
+    assert not prepare.seems_finished(paths)
     journal.append(Stopped(1.0, "all updates are done", True))
     journal.sync()
+    assert not prepare.seems_finished(RunPaths(paths.root / "nothing"))
+    assert prepare.seems_finished(paths), "also while the journal has no end mark"
     journal.close()
+    assert prepare.seems_finished(paths)
     with pytest.raises(LaunchError, match="is finished"):
         slurm.submit(config, slurm=Cluster().slurm)
 
@@ -328,7 +375,7 @@ def test_a_site_file_cannot_change_the_result(tmp_path: Path, config: Config) ->
 
 @pytest.mark.parametrize("site", sorted((ROOT / "configs" / "sites").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_site_files_of_the_project_hold(site: Path) -> None:
-    load(ROOT / "configs" / "chaos.yaml", site=site)
+    load(str(ROOT / "configs" / "chaos.yaml"), site=str(site))  # as a notebook names them
 
 
 @pytest.mark.parametrize(
