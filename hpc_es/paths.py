@@ -11,7 +11,8 @@ RUN/
                            what it made of it, until that is committed
   secrets/                 0700; key pairs of head and workers, 0600
   logs/                    head.log, worker-<seat>.log; of Slurm jobs head-<job>.<attempt>.log,
-                           worker-<job>_<task>.<attempt>.log, and what Slurm itself says: slurm-<job>_<task>.out
+                           worker-<job>_<task>.<attempt>.log (-<step>.<number> before the attempt, where several
+                           workers share a job), and what Slurm itself says: slurm-<job>_<task>.out
   seats/                   <seat>.json: what each worker is doing, for `hpc-es status`
   slurm/                   the scripts that were submitted, and <job>.json for every job of the run
   tasks.json               the evaluation tasks: what each is called, its horizon, whether it can succeed at all
@@ -37,7 +38,9 @@ _SEGMENT = re.compile(r"journal\.([1-9][0-9]{0,8})\.hpcj")
 _LIKE_A_SEGMENT = re.compile(r"journal\..*\.hpcj")
 _CHECKPOINT = re.compile(r"v([0-9]{8})")
 _LIKE_A_CHECKPOINT = re.compile(r"v[-+]?\d+")
-_JOB_LOG = re.compile(r"(slurm|head|worker)-(?P<job>[0-9]+(_[0-9]+)?)(\.(?P<attempt>[0-9]+))?\.(out|log)")
+_JOB_LOG = re.compile(
+    r"(slurm|head|worker)-(?P<job>[0-9]+(_[0-9]+)?)(-[0-9]+\.[0-9]+)?(\.(?P<attempt>[0-9]+))?\.(out|log)"
+)
 _TASKS = ".tasks.json"
 
 

@@ -19,6 +19,8 @@ class Place:
     """Of the array, whose elements are then 0, 1, ...; 0: it is not such an array."""
     step: str | None = None
     """Which task of which step, when srun started this process."""
+    num_tasks: int = 1
+    """Of that step: above 1, the process shares its job with others like it."""
     attempt: int = 0
     """How often the job was requeued before."""
     cpus: int | None = None
@@ -40,6 +42,7 @@ class Place:
             if given.get("SLURM_ARRAY_TASK_MIN") == "0"
             else 0,
             step=f"{step}.{given.get('SLURM_PROCID', '0')}" if step is not None else None,
+            num_tasks=int(given.get("SLURM_STEP_NUM_TASKS") or 1) if step is not None else 1,
             attempt=int(given.get("SLURM_RESTART_COUNT") or 0),
             cpus=int(given.get("SLURM_CPUS_PER_TASK") or given.get("SLURM_CPUS_ON_NODE") or 0) or None,
         )

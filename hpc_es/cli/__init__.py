@@ -145,11 +145,11 @@ app.command()(run)
 
 
 @app.command()
-def status(run: RunFolder, json: Json = False) -> None:
+def status(run: RunFolder, whole: AllRows = False, json: Json = False) -> None:
     """Version, fitness, workers, rate and time left; in Slurm also each job's state, node and what it waits for."""
     import msgspec
 
-    from hpc_es.cli.output import absent_lines, console, jobs_table, print_json, status_line, status_table
+    from hpc_es.cli.output import absent_lines, console, jobs_report, print_json, status_line, status_table
     from hpc_es.transport.messages import Status, StatusRequest
     from hpc_es.transport.observer import ask
     from hpc_es.worker.seat import with_absent
@@ -169,13 +169,13 @@ def status(run: RunFolder, json: Json = False) -> None:
         print_json({**msgspec.structs.asdict(answer), "jobs": described})
         return
     if answer.workers:
-        console().print(status_table(answer))
+        console().print(status_table(answer, whole=whole))
     else:
         console().print(f"{run}: {status_line(answer)}")
         for line in absent_lines(answer):
             console().print(line)
     if jobs:
-        console().print(jobs_table(jobs))
+        console().print(jobs_report(jobs, whole=whole))
 
 
 @app.command()

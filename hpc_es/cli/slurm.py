@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 SiteFile = Annotated[Path | None, typer.Option("--site", metavar="FILE", help="What differs between clusters.")]
 STATUS_EVERY_S = 2.0
+JOBS_EVERY_S = 5.0
+"""Pause between two questions to Slurm; the head answers faster and costs nobody else anything."""
 
 
 class RoleName(StrEnum):
@@ -98,7 +100,7 @@ def submit(
 
 
 def cancel(run: RunFolder) -> None:
-    """End all Slurm jobs of a run. It can be gone on with by `hpc-es submit RUN`."""
+    """End all Slurm jobs of a run. `hpc-es submit RUN` resumes it."""
     from hpc_es.launch import slurm
 
     say(f"cancelled {', '.join(slurm.cancel(run_paths(run)))}")
@@ -108,7 +110,7 @@ def drain(
     run: RunFolder,
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="A seat (12_3), an element's number (3), or a name.")],
 ) -> None:
-    """Send a worker of a live run home once it has finished what it holds. The run goes on without it."""
+    """Have a worker of a live run exit after its current evaluation. The run continues without it."""
     from hpc_es.launch.drain import drain as drain_worker
 
     say(drain_worker(run_paths(run), worker))
@@ -119,10 +121,22 @@ def logs(
     role: Annotated[
         str, typer.Argument(metavar="[WORKER]", help="A seat (12_3), an element's number (3), or head.")
     ] = "head",
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="So many from the end; 0: all.")] = 40,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of lines from the end; 0: all.")] = 40,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is written, also after a requeue.")
+    ] = False,
 ) -> None:
     """The newest log of a worker, or of the head, and what Slurm said about its job."""
-    _show_log(run_paths(run), role, lines)
+    paths = run_paths(run)
+    _show_log(paths, role, lines)
+    if follow:
+        from hpc_es.launch.logs import follow as following
+
+        try:
+            for line in following(paths, role):
+                say(line)
+        except KeyboardInterrupt:
+            raise typer.Exit from None
 
 
 def sbatch_flags(role: RoleName, run: RunFolder) -> None:
@@ -160,8 +174,8 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
 
     out = console(stderr=stderr)
     with progress(out) as shown:
-        told = ""
-        while not (head := (jobs := submission.status())[0]).is_final:
+        told, asked_at, jobs = "", time.monotonic(), submission.status()
+        while not (head := jobs[0]).is_final:
             if (line := jobs_line(jobs)) != told:
                 shown.event(line)
                 told = line
@@ -173,6 +187,8 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
                 if isinstance(answer, Status):
                     shown.status(with_absent(answer, submission.paths))
             time.sleep(STATUS_EVERY_S)
+            if time.monotonic() > asked_at + JOBS_EVERY_S:
+                asked_at, jobs = time.monotonic(), submission.status()
         submission.see_workers_off()
     if head.state == "COMPLETED":
         report(submission.paths, out)

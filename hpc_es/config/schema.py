@@ -251,7 +251,7 @@ class LaunchConfig(Model):
 
 
 _OURS = "hpc-es sets it, since head and workers depend on it"
-_ONE_TASK = "each job is one task on one node; slurm.workers is the number of jobs"
+_ONE_NODE = "each job has one node; set slurm.workers and slurm.workers_per_job"
 NOT_FLAGS = {
     "partition": "set slurm.<role>.partition",
     "qos": "set slurm.<role>.qos",
@@ -263,9 +263,9 @@ NOT_FLAGS = {
     "account": "set slurm.account",
     "array": "set slurm.workers and slurm.max_parallel",
     "signal": "set slurm.signal_lead",
-    "nodes": _ONE_TASK,
-    "ntasks": _ONE_TASK,
-    "ntasks-per-node": _ONE_TASK,
+    "nodes": _ONE_NODE,
+    "ntasks": _ONE_NODE,
+    "ntasks-per-node": _ONE_NODE,
     "output": _OURS,
     "error": _OURS,
     "open-mode": _OURS,
@@ -322,6 +322,9 @@ class SlurmConfig(Model):
 
     workers: int = Field(2, ge=1)
     """Number of worker jobs, the elements of the job array."""
+    workers_per_job: int = Field(1, ge=1)
+    """Workers in each of these jobs, for nodes that are allocated whole: srun starts them, each with
+    slurm.worker.cpus and slurm.worker.gpus_per_task; slurm.worker.memory is for all of them together."""
     max_parallel: int | None = Field(None, ge=1)
     """Maximum number of worker jobs that run at the same time. Default: all."""
     account: str | None = None
@@ -343,7 +346,16 @@ class SlurmConfig(Model):
     @property
     def num_at_once(self) -> int:
         """Number of workers that run at the same time once the queue lets them."""
-        return min(self.workers, self.max_parallel or self.workers)
+        return min(self.workers, self.max_parallel or self.workers) * self.workers_per_job
+
+    @model_validator(mode="after")
+    def _each_worker_has_its_gpus(self) -> "SlurmConfig":
+        if self.workers_per_job > 1 and self.worker.gres is not None:
+            raise ValueError(
+                f"slurm.worker.gres={self.worker.gres} would give the same GPUs to all slurm.workers_per_job="
+                f"{self.workers_per_job} workers of a job; set slurm.worker.gpus_per_task instead"
+            )
+        return self
 
     @model_validator(mode="after")
     def _time_for_more_than_the_end(self) -> "SlurmConfig":

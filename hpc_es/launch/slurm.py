@@ -41,8 +41,8 @@ NUM_LINES_QUOTED = 15
 _POLL_S = (0.5, 10.0)
 """First and longest pause between two questions to Slurm."""
 
-_IN_CONTAINER = """\
-# A container has no scontrol, so this script stays, passes signals on, and queues the job again when it should be.
+_STAYING = """\
+# This script stays: it passes signals on, and queues the job again when it should be.
 {command} &
 role=$!
 trap 'kill -USR2 $role' USR2
@@ -51,7 +51,7 @@ wait $role
 while kill -0 $role 2>/dev/null; do wait $role; done  # a signal interrupts wait
 wait $role
 code=$?
-if [ $code -eq 4 ]; then  # its time is up, and it could not queue the job again
+if [ $code -eq 4 ]; then  # the time is up, and the job is not queued again yet
     trap '' TERM
     job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
     for pause in 0 2 4 8 16 32; do
@@ -60,7 +60,8 @@ if [ $code -eq 4 ]; then  # its time is up, and it could not queue the job again
     done
 fi
 exit $code"""
-"""How a role runs in a container. Without one it replaces the script by exec, and does all this itself."""
+"""How a role runs in a container, which has no scontrol, and how several workers run in one job. Any other role
+replaces the script by exec, and does all this itself."""
 
 _JOB_ID = re.compile(r"[0-9]{1,18}")
 
@@ -287,6 +288,19 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
     return Submission(paths, head, workers, tuple(changed))
 
 
+def attach(root: Path, *, slurm: Slurm | None = None) -> Submission:
+    """Handles of the jobs of a run folder, as `submit` returned them: of the newest head, and of the workers that were
+    queued with it. Errors: LaunchError when it has no such jobs."""
+    paths = RunPaths(root)
+    jobs = recorded_jobs(paths, slurm or Slurm())
+    last = max((i for i, job in enumerate(jobs) if job.role == "head"), default=None)
+    workers = [job for job in jobs if job.role == "worker"]
+    if last is None or not workers:
+        raise LaunchError(f"{root} has no jobs of a head and of workers: `hpc-es submit` queues them")
+    with_it = [job for job in jobs[last:] if job.role == "worker"]  # by hand they may have been queued before the head
+    return Submission(paths, jobs[last], (with_it or workers[-1:])[0])
+
+
 def scripts(config: Config, paths: RunPaths) -> dict[Role, str]:
     """The exact text of both batch scripts. Pure but for the working directory and the Python it stands for."""
     return {"head": _script(config, paths, "head"), "worker": _script(config, paths, "worker")}
@@ -324,7 +338,7 @@ def _script(config: Config, paths: RunPaths, role: Role) -> str:
         qos=job.qos,
         time=ceil(job.time / 60),
         nodes=1,
-        ntasks_per_node=1,
+        ntasks_per_node=settings.workers_per_job if role == "worker" else 1,
         cpus_per_task=job.cpus,
         mem=job.memory,
         gres=job.gres,
@@ -353,7 +367,12 @@ def _command(config: Config, root: Path, role: Role) -> str:
     python, container = job.python or settings.python, job.container or settings.container
     program = "hpc-es" if container and not python else f"{shlex.quote(python or sys.executable)} -m hpc_es"
     command = f"{program} {role} {shlex.quote(str(root))}"
-    return _IN_CONTAINER.format(command=f"{container} {command}") if container else f"exec {command}"
+    if container:
+        command = f"{container} {command}"
+    num_tasks = settings.workers_per_job if role == "worker" else 1
+    if num_tasks > 1:
+        command = f"srun --ntasks={num_tasks} --cpus-per-task={job.cpus} --kill-on-bad-exit=0 {command}"
+    return _STAYING.format(command=command) if container or num_tasks > 1 else f"exec {command}"
 
 
 def _flag(text: str) -> tuple[str, Any]:

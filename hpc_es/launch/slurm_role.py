@@ -118,8 +118,11 @@ def _ends_at(place: Place, slurm: Slurm | None = None) -> float | None:
 def _requeue(paths: RunPaths, place: Place) -> int:
     """Queue this job again, a worker behind a head that is in the queue too; Slurm then ends it. An outage of the
     controller is waited for. The exit code: EXIT_OUT_OF_TIME where it fails, as in a container without Slurm's
-    commands; the batch script then queues the job again from outside."""
+    commands, and where several workers share the job; the batch script then queues it again."""
     assert place.job_name is not None, "only called inside a job"
+    if place.num_tasks > 1:  # the other workers of this job may have time left for what they do
+        log.info("the batch script requeues %s once all its workers have ended", place.job_name)
+        return EXIT_OUT_OF_TIME
     log.info("requeueing %s", place.job_name)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Slurm's, once the job is requeued: a dependency is set after that
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)

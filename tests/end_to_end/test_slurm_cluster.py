@@ -333,6 +333,21 @@ def test_jobs_in_a_container_without_slurm_are_queued_again(
     assert_as_if_nothing_had_happened(submission, undisturbed)
 
 
+def test_several_workers_of_one_job_leave_and_return_together(
+    gate: Path, settings: Callable[..., Config], undisturbed: Submission, queue: Slurm
+) -> None:
+    per_node = ("slurm.worker.gres=null", "slurm.worker.gpus_per_task=1", "slurm.worker.flags=['--exclusive']")
+    submission = slurm.submit(settings("slurm.workers=1", "slurm.workers_per_job=2", *per_node))
+    element = f"{submission.workers.job_id}_0"
+    wait_for_work(submission, f"{element}-0.0.0", f"{element}-0.1.0")
+    queue.cancel([element], "--batch", "--signal=USR2")
+    wait_for_work(submission, f"{element}-0.0.1", f"{element}-0.1.1")
+    gate.unlink()
+    assert_as_if_nothing_had_happened(submission, undisturbed)
+    assert submission.workers.state == "COMPLETED"
+    assert submission.workers.stdout().count("worker ends: all updates") == 2
+
+
 def test_a_failed_worker_is_queued_again_by_the_head(
     gate: Path, settings: Callable[..., Config], undisturbed: Submission, queue: Slurm
 ) -> None:

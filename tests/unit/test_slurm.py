@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +16,14 @@ import pytest
 from repository import ROOT
 
 from hpc_es.cli.arguments import run_paths
+from hpc_es.cli.output import console, jobs_line, jobs_report
 from hpc_es.config import Config, load, save
 from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch import prepare, slurm
 from hpc_es.launch.head_watch import HeadWatch
-from hpc_es.launch.logs import find_log
+from hpc_es.launch.logs import find_log, follow
 from hpc_es.launch.pool import Pool
-from hpc_es.launch.slurm_commands import Answer, Slurm, run
+from hpc_es.launch.slurm_commands import Answer, JobStatus, Slurm, run
 from hpc_es.params.layout import memory_limit
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
@@ -137,6 +139,20 @@ def test_setup_container_and_python_can_differ_between_the_roles(config: Config)
     assert "module load x" not in texts["worker"]
 
 
+def test_several_workers_share_a_job_and_each_has_its_gpus(config: Config) -> None:
+    worker = {"gpus_per_task": 1, "cpus": 8, "memory": "0", "flags": ["--exclusive"]}
+    config = with_slurm(config, workers=4, workers_per_job=8, worker=worker)
+    text = slurm.scripts(config, prepare.run_paths(config))["worker"]
+    root = prepare.run_paths(config).root
+    command = f"{sys.executable} -m hpc_es worker {root} &"
+    assert f"srun --ntasks=8 --cpus-per-task=8 --kill-on-bad-exit=0 {command}" in text.splitlines()
+    assert {"--ntasks-per-node=8", "--gpus-per-task=1", "--exclusive", "--array=0-3%4"} <= set(
+        sbatch_lines(config, "worker")
+    )
+    assert config.slurm.num_at_once == 32
+    assert "--ntasks-per-node=1" in sbatch_lines(config, "head")
+
+
 @pytest.mark.parametrize(("code", "requeues"), [(0, 0), (3, 0), (4, 3)])
 def test_outside_a_container_the_script_passes_signals_on_and_queues_the_job_again(
     config: Config, tmp_path: Path, code: int, requeues: int
@@ -244,6 +260,46 @@ def test_a_handle_cancels_workers_that_were_added_later(config: Config) -> None:
     slurm.record(submission.paths, "200", "worker")
     submission.cancel()
     assert set(cluster.states.values()) == {"CANCELLED"}
+
+
+def test_handles_can_be_had_again_from_the_run_folder(config: Config) -> None:
+    cluster = Cluster()
+    first = slurm.submit(config, slurm=cluster.slurm)
+    with_it = slurm.attach(first.paths.root, slurm=cluster.slurm)
+    assert with_it == first
+    first.cancel()
+    second = slurm.submit(config, slurm=cluster.slurm)
+    slurm.record(second.paths, "200", "worker")  # added later
+    assert slurm.attach(second.paths.root, slurm=cluster.slurm) == second
+    with pytest.raises(LaunchError, match="has no jobs"):
+        slurm.attach(second.paths.logs, slurm=cluster.slurm)
+
+
+def test_a_log_is_followed_into_the_next_attempt(logs: RunPaths) -> None:
+    logs.log("worker-19_3.1").write_text("old\n")
+    words = follow(logs, "19_3")
+    with open(logs.log("worker-19_3.1"), "a") as file:
+        next_words = threading.Timer(0.2, lambda: (file.write("more\n"), file.flush()))
+        next_words.start()
+        assert next(words) == "more"
+    logs.log("worker-19_3.2").write_text("again\n")
+    os.utime(logs.log("worker-19_3.2"), (2e9, 2e9))
+    assert next(words) == f"==> {logs.log('worker-19_3.2')} <=="
+    assert next(words) == "again"
+
+
+def test_very_many_jobs_are_summed_up_and_those_that_failed_are_named() -> None:
+    jobs: list[tuple[slurm.Role, JobStatus]] = [("head", JobStatus("1", "RUNNING", node="n1"))]
+    jobs += [("worker", JobStatus(f"2_{i}", "RUNNING")) for i in range(60)]
+    jobs += [("worker", JobStatus("2_60", "FAILED", "NonZeroExitCode", "n9", exit_code="7:0"))]
+    for whole, num_lines in ((False, 4), (True, 63)):
+        out = console()
+        with out.capture() as shown:
+            out.print(jobs_report(jobs, whole=whole))
+        lines = shown.get().splitlines()
+        assert len(lines) == num_lines
+        assert any("2_60" in line and "n9" in line and "exit code 7" in line for line in lines)
+    assert "61 RUNNING, 1 FAILED (exit code 7)" in jobs_line([job for _, job in jobs])
 
 
 def test_a_run_folder_that_a_node_does_not_see_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +439,8 @@ def test_the_site_files_of_the_project_hold(site: Path) -> None:
     [
         ({"worker": {"gres": "gpu:1", "gpus_per_task": 1}}, "ask twice for GPUs"),
         ({"worker": {"flags": ["-p gpu"]}}, "must look like --name or --name=value"),
-        ({"worker": {"flags": ["--ntasks-per-node=8"]}}, "each job is one task on one node"),
+        ({"worker": {"flags": ["--ntasks-per-node=8"]}}, "each job has one node"),
+        ({"workers_per_job": 8, "worker": {"gres": "gpu:8"}}, "set slurm.worker.gpus_per_task instead"),
         ({"head": {"flags": ["--time=1:00:00"]}}, "set slurm.<role>.time"),
         ({"head": {"time": "1m"}}, "slurm.head.time=60 must be above slurm.signal_lead=120"),
     ],
@@ -580,16 +637,23 @@ def test_a_head_whose_workers_are_all_over_is_not_queued_again(
     assert (Pool(paths, cluster.slurm, max_restarts=3).why_abandoned() is not None) == abandoned
 
 
-def test_a_job_warned_of_its_time_limit_while_loading_is_requeued(tmp_path: Path, config: Config) -> None:
+@pytest.mark.parametrize(
+    ("outage", "code"), [(0, 0), (2, 0), (99, 4)], ids=["no outage", "short", "longer than slurm.signal_lead"]
+)
+def test_a_job_warned_of_its_time_limit_while_loading_is_requeued(
+    tmp_path: Path, config: Config, outage: int, code: int
+) -> None:
     (tmp_path / "run").mkdir()
-    save(config, tmp_path / "run" / "config.yaml")
+    save(with_slurm(config, signal_lead=1), tmp_path / "run" / "config.yaml")
     scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ $(wc -l <{tmp_path}/asked) -gt {outage} ]\n')
     scontrol.chmod(0o755)
-    code = f"""
+    program = f"""
 import os, signal, time
 from pathlib import Path
+from hpc_es.launch import slurm_role
 from hpc_es.launch.slurm_role import enter
+slurm_role.REQUEUE_PAUSES_S = (0.05, 0.1, 0.2)
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 paths = RunPaths(Path({str(tmp_path / "run")!r}))
@@ -599,11 +663,27 @@ time.sleep(60)
 """
     job = {"SLURM_JOB_ID": "21", "SLURM_ARRAY_JOB_ID": "19", "SLURM_ARRAY_TASK_ID": "1"}
     environment = {**os.environ, **job, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "asked").read_text() == "requeue 19_1\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == code, done.stderr
+    attempts = (tmp_path / "asked").read_text().splitlines()
+    assert set(attempts) == {"requeue 19_1"}
+    assert len(attempts) == outage + 1 if code == 0 else len(attempts) > 1
     assert (tmp_path / "run" / "logs" / "worker-19_1.0.log").exists()
     assert (tmp_path / "run" / "slurm" / "19.json").exists()
+
+
+def test_a_worker_that_is_requeued_while_its_head_waits_goes_behind_it() -> None:
+    asked: list[list[str]] = []
+
+    def answer(command: Sequence[str]) -> Answer:
+        asked.append(list(command))
+        return Answer(0, "", "")
+
+    Slurm(answer).requeue("19_1", after="18")
+    assert asked == [
+        ["scontrol", "requeue", "19_1"],
+        ["scontrol", "update", "jobid=19_1", "dependency=after:18"],
+    ]
 
 
 # --- login nodes ----------------------------------------------------------------------------------------------------
