@@ -189,7 +189,7 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
             time.sleep(STATUS_EVERY_S)
             if time.monotonic() > asked_at + JOBS_EVERY_S:
                 asked_at, jobs = time.monotonic(), submission.status()
-        submission.see_workers_off()
+        submission.wait_for_workers()
     if head.state == "COMPLETED":
         report(submission.paths, out)
     return head.state

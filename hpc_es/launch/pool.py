@@ -17,8 +17,8 @@ import msgspec
 from hpc_es.errors import LaunchError
 from hpc_es.files import read_json
 from hpc_es.launch.process import last_lines
-from hpc_es.launch.slurm import job_statuses, recorded_jobs
-from hpc_es.launch.slurm_commands import Slurm
+from hpc_es.launch.slurm import jobs_of_last_submission, recorded_jobs
+from hpc_es.launch.slurm_commands import JobStatus, Slurm
 from hpc_es.paths import RunPaths
 from hpc_es.worker.seat import read, read_all
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 _SLURM_SEAT = re.compile(r"\d+(_\d+)?(-|$)")
 
-LOOK_EVERY_S = 30.0
+LOOK_EVERY_S = 20.0
 """Pause between two looks at the worker jobs. Slurm forgets a job that ended after MinJobAge, usually 300 s, and cannot
 queue it again then."""
 
@@ -55,8 +55,7 @@ class Pool:
 
     def restart_failed(self) -> list[str]:
         """Queue the worker jobs again that have failed, where that may help; their names. Errors: LaunchError."""
-        jobs = [status for role, status in job_statuses(self._paths, self._slurm) if role == "worker"]
-        failed = [job for job in jobs if job.has_failed]
+        failed = self._failed()
         if not failed or not any(seat.worker for seat in read_all(self._paths)):
             return []
         counts, restarted = self._counts(), []
@@ -83,13 +82,12 @@ class Pool:
         try:
             if self.restart_failed() or not self._are_over():
                 return None
-            jobs = [status for role, status in job_statuses(self._paths, self._slurm) if role == "worker"]
+            failed = self._failed()
         except LaunchError:
             return None
         died = [
             seat for seat in read_all(self._paths) if seat.state in ("failed", "died") and seat.since >= self._began
         ]
-        failed = [job for job in jobs if job.has_failed]
         if died:
             last = max(died, key=lambda seat: seat.since)
             what = f"{last.seat}, {last.state}: {last.detail}"
@@ -109,6 +107,16 @@ class Pool:
         if not is_over or any(seat.state in ("starting", "working") for seat in outside):
             return None
         return "no worker is left, and none is queued"
+
+    def _failed(self) -> list[JobStatus]:
+        """The worker jobs that have failed, of those that were queued with this head or later. Errors: LaunchError."""
+        jobs = jobs_of_last_submission(self._paths, self._slurm)
+        workers = [job for job in jobs if job.role == "worker"]
+        if not workers:
+            return []
+        ids, elements = [job.job_id for job in workers], [name for job in workers for name in job.elements]
+        failed = [status for status in self._slurm.statuses(ids, elements) if status.has_failed]
+        return self._slurm.with_exit_codes(failed)
 
     def _are_over(self) -> bool:
         """Whether there were worker jobs, and none is queued or running. Errors: LaunchError."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Role = Literal["head", "worker"]
 
-GOING_HOME_S = 60.0
+LEAVING_S = 60.0
 """How long workers may take to end after their head."""
 NUM_LINES_QUOTED = 15
 """Lines of a log that an error shows."""
@@ -204,7 +204,7 @@ class Submission:
     def wait(self, timeout_s: float | None = None) -> str:
         """Wait for the head, then the workers; returns the head's state. Errors: LaunchError when the time is up."""
         state = self.head.wait(timeout_s)
-        self.see_workers_off()
+        self.wait_for_workers()
         return state
 
     def result(self, timeout_s: float | None = None) -> "Run":
@@ -231,13 +231,13 @@ class Submission:
         """The same as `stdout`."""
         return self.stdout()
 
-    def see_workers_off(self) -> None:
+    def wait_for_workers(self) -> None:
         """Once the head has ended for good: wait for the workers, and cancel those that do not end by themselves."""
         try:
-            self.workers.wait(GOING_HOME_S)
+            self.workers.wait(LEAVING_S)
         except LaunchError:
             self.workers.cancel()
-            self.workers.wait(GOING_HOME_S)
+            self.workers.wait(LEAVING_S)
 
     def cancel(self) -> None:
         """End everything, also workers that were added later. The head has KillWait (30 s on most clusters) to write a
@@ -292,13 +292,14 @@ def attach(root: Path, *, slurm: Slurm | None = None) -> Submission:
     """Handles of the jobs of a run folder, as `submit` returned them: of the newest head, and of the workers that were
     queued with it. Errors: LaunchError when it has no such jobs."""
     paths = RunPaths(root)
-    jobs = recorded_jobs(paths, slurm or Slurm())
-    last = max((i for i, job in enumerate(jobs) if job.role == "head"), default=None)
-    workers = [job for job in jobs if job.role == "worker"]
-    if last is None or not workers:
+    jobs = jobs_of_last_submission(paths, slurm or Slurm())
+    # by hand they may have been queued before the head
+    workers = [job for job in jobs if job.role == "worker"] or [
+        job for job in recorded_jobs(paths, slurm or Slurm()) if job.role == "worker"
+    ][-1:]
+    if not workers or jobs[0].role != "head":
         raise LaunchError(f"{root} has no jobs of a head and of workers: `hpc-es submit` queues them")
-    with_it = [job for job in jobs[last:] if job.role == "worker"]  # by hand they may have been queued before the head
-    return Submission(paths, jobs[last], (with_it or workers[-1:])[0])
+    return Submission(paths, jobs[0], workers[0])
 
 
 def scripts(config: Config, paths: RunPaths) -> dict[Role, str]:
@@ -449,17 +450,21 @@ def _recorded(file: Path) -> Recorded | None:
     return None
 
 
+def jobs_of_last_submission(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
+    """The newest head and what was queued after it; all jobs where no head is known."""
+    jobs = recorded_jobs(paths, slurm)
+    return jobs[max((i for i, job in enumerate(jobs) if job.role == "head"), default=0) :]
+
+
 def job_statuses(paths: RunPaths, slurm: Slurm | None = None) -> list[tuple[Role, JobStatus]]:
     """Jobs that are not over, and those of the last submission however they ended. Empty where no job is known."""
     jobs = recorded_jobs(paths, slurm)
     if not jobs:
         return []
-    last = max((i for i, job in enumerate(jobs) if job.role == "head"), default=0)
-    roles = {job.job_id: job.role for job in jobs}
-    shown = {job.job_id for job in jobs[last:]}
-    elements = [name for job in jobs if job.job_id in shown for name in job.elements]
-    statuses = jobs[0].slurm.statuses([job.job_id for job in jobs], elements)
-    statuses = jobs[0].slurm.with_exit_codes(statuses)
+    last = jobs_of_last_submission(paths, slurm)
+    roles, shown = {job.job_id: job.role for job in jobs}, {job.job_id for job in last}
+    elements = [name for job in last for name in job.elements]
+    statuses = jobs[0].slurm.with_exit_codes(jobs[0].slurm.statuses([job.job_id for job in jobs], elements))
     named = [(status.name.partition("_")[0], status) for status in statuses]
     return [(roles[job_id], status) for job_id, status in named if job_id in shown or not status.is_final]
 

@@ -52,7 +52,7 @@ _REASONS = {
     "ReqNodeNotAvail": "the nodes it needs are down or reserved",
     "JobHeldUser": "is held: scontrol release JOB",
     "JobHeldAdmin": "is held by an administrator",
-    "launch_failed_requeued_held": "could not be started and is held: scontrol release JOB, once the node is mended",
+    "launch_failed_requeued_held": "could not be started and is held: scontrol release JOB, once the node is repaired",
 }
 
 

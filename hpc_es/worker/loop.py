@@ -373,11 +373,11 @@ class Worker:
     async def _decide_about(self, silence: HeadSilent) -> None:
         """No head was heard for transport.head_timeout: leave, queue again behind it, wait once more, or fail."""
         limit = self.config.transport.head_timeout
-        for pause, _ in zip(pauses(), range(MAX_QUESTIONS), strict=False):
+        for _ in range(MAX_QUESTIONS):
             outlook = await asyncio.to_thread(self._ask_about_head)
-            if outlook.state != "unknown" or self._ask_about_head is no_scheduler:
+            if outlook.state != "unknown" or not outlook.job:
                 break
-            await asyncio.sleep(pause)  # another worker is asking, or the controller does not answer
+            await asyncio.sleep(next(pauses()))  # another worker is asking, or the controller does not answer
         if self.client.silence_s < limit:
             self.client.wait_again()  # it came back meanwhile
             return

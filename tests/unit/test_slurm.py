@@ -370,7 +370,7 @@ def test_a_finished_run_is_not_queued_again(config: Config) -> None:
 
 
 def test_workers_that_outlive_their_head_are_cancelled(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "GOING_HOME_S", 0.0)
+    monkeypatch.setattr(slurm, "LEAVING_S", 0.0)
     cluster = Cluster()
     submission = slurm.submit(config, slurm=cluster.slurm)
     cluster.states[submission.head.job_id] = "FAILED"
