@@ -122,9 +122,7 @@ def logs(
         str, typer.Argument(metavar="[WORKER]", help="A seat (12_3), an element's number (3), or head.")
     ] = "head",
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of lines from the end; 0: all.")] = 40,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with what is written, also after a requeue.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new lines, also of later attempts.")] = False,
 ) -> None:
     """The newest log of a worker, or of the head, and what Slurm said about its job."""
     paths = run_paths(run)
@@ -140,7 +138,7 @@ def logs(
 
 
 def sbatch_flags(role: RoleName, run: RunFolder) -> None:
-    """What the run's configuration asks of Slurm: sbatch $(hpc-es sbatch-flags head RUN) slurm/head.sbatch RUN."""
+    """Flags of sbatch from the run's configuration: sbatch $(hpc-es sbatch-flags head RUN) slurm/head.sbatch RUN."""
     from hpc_es.config import load
     from hpc_es.errors import ConfigError
     from hpc_es.launch import slurm

@@ -95,7 +95,7 @@ def slurm_bytes(memory: str) -> int | None:
 
 
 def check_model(path: Path, engine: EngineConfig) -> None:
-    """Errors: ModelError when `path` is no Hugging Face folder with unquantised safetensors, or one that the
+    """Errors: ModelError when `path` is not a Hugging Face folder with unquantised safetensors, or one that the
     engine has no code for; ConfigError when its tensor-parallel ranks cannot share the model's heads."""
     remedy = f"model.path is relative to the working directory ({Path.cwd()}); `hpc-es model get NAME` fetches a model"
     if not path.is_dir():
@@ -112,7 +112,7 @@ def check_model(path: Path, engine: EngineConfig) -> None:
 
 
 def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
-    """Make the run folder, or check that `config` may go on with it; (its paths, what changed harmlessly).
+    """Create the run folder, or check that `config` may resume it. Return its paths and the harmless changes.
 
     Errors: ConfigError with the differences when the run began with another configuration; StoreError, TransportError.
     """
@@ -141,7 +141,10 @@ def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
 
 
 def began_config(paths: RunPaths) -> Config | None:
-    """What the run began with, by its journal; None when nothing has run here. Errors: StoreError, JournalDamaged."""
+    """Configuration that the run began with, from its journal; None when nothing has run here.
+
+    Errors: StoreError, JournalDamaged.
+    """
     first = next(read_journal(paths.root), None)
     return from_record(first.config_json) if isinstance(first, Started) else None
 

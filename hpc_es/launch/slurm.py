@@ -72,7 +72,7 @@ class Recorded(msgspec.Struct, frozen=True):
     job_id: str
     role: Role
     time: float
-    """When it was first heard of, in seconds since the epoch."""
+    """Time of its submission or first start, in seconds since the epoch."""
     num_elements: int = 0
     """Of an array, whose elements are then 0, 1, ...; 0: it is not such an array, or that is not known."""
 
@@ -161,7 +161,7 @@ class Job:
         return self.stdout()
 
     def cancel(self) -> None:
-        """End it, with all its tasks. A job that has ended already is no error."""
+        """End it, with all its tasks. A job that has already ended is not an error."""
         self.slurm.cancel([self.job_id])
 
 
@@ -232,7 +232,7 @@ class Submission:
         return self.stdout()
 
     def wait_for_workers(self) -> None:
-        """Once the head has ended for good: wait for the workers, and cancel those that do not end by themselves."""
+        """Wait for the workers after the end of the head, and cancel those that do not end by themselves."""
         try:
             self.workers.wait(LEAVING_S)
         except LaunchError:
@@ -252,7 +252,7 @@ class Submission:
 
 
 def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
-    """Make the run folder, or go on with it, and queue its head and its workers.
+    """Create the run folder, or resume its run, and queue its head and its workers.
 
     The workers wait in the queue until the head has started. Errors: ConfigError, ModelError, EnvError before anything
     is queued; LaunchError when Slurm refuses (then nothing stays queued), when the run is finished, or has a head.
@@ -400,7 +400,7 @@ def refuse_times_above_limits(config: Config, slurm: Slurm) -> None:
 
 @contextlib.contextmanager
 def _advice(config: Config, role: Role, slurm: Slurm) -> Iterator[None]:
-    """Slurm's refusal together with the settings that it is about."""
+    """Add the settings of a job to the error when Slurm refuses it."""
     try:
         yield
     except LaunchError as error:
@@ -421,7 +421,7 @@ def _advice(config: Config, role: Role, slurm: Slurm) -> Iterator[None]:
 
 
 def record(paths: RunPaths, job_id: str, role: Role, num_elements: int = 0) -> None:
-    """Remember a job of the run, once; every process of the job may call this at once."""
+    """Record a job of the run, once; all processes of the job may call this at the same time."""
     paths.slurm.mkdir(exist_ok=True)
     file = paths.slurm_job(job_id)
     if not file.exists():
@@ -431,7 +431,7 @@ def record(paths: RunPaths, job_id: str, role: Role, num_elements: int = 0) -> N
 
 
 def recorded_jobs(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
-    """All jobs of the run that we heard of, in the order of their submission (jobs begin in any order)."""
+    """All recorded jobs of the run, in the order of their submission (jobs start in any order)."""
     slurm = slurm or Slurm()
     records = [record for file in paths.slurm.glob("[0-9]*.json") if (record := _recorded(file)) is not None]
     return [
@@ -441,7 +441,7 @@ def recorded_jobs(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
 
 
 def _recorded(file: Path) -> Recorded | None:
-    """None, with a warning, for a file that no job of ours has written."""
+    """The record in a file; None, with a warning, for a file that is not such a record."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         known = read_json(file, Recorded)
         if _JOB_ID.fullmatch(known.job_id) and file.stem == known.job_id:

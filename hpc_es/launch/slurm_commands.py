@@ -1,9 +1,9 @@
-"""What is asked of Slurm, and how its answers are read: the one seam between this project and a cluster.
+"""The commands of Slurm and how their output is read: all that this project knows of them is in this module.
 
 Invariants: the controller's word about a job comes before the accounting's, which lags and calls a job ended
 (NODE_FAIL, PREEMPTED) that has long been queued again; everything but sbatch works without accounting; an answer that
-cannot be understood is no answer, never a wrong one. Output formats are asked for explicitly, since JSON and defaults
-differ between versions.
+cannot be understood counts as none, never as another one. Output formats are asked for explicitly, since JSON and
+defaults differ between versions.
 """
 
 import os
@@ -29,7 +29,7 @@ pending element of an array that was cancelled."""
 _FAILED = _ENDED_BADLY - {"GONE"} | {"NODE_FAIL", "TIMEOUT", "PREEMPTED", "DEADLINE"}
 
 UNKNOWN = "UNKNOWN"
-"""Ours too: the controller did not answer, so nothing is known."""
+"""Also ours: the controller did not answer, so nothing is known."""
 
 _UNSURE = frozenset(("NODE_FAIL", "PREEMPTED"))
 """States of the accounting that a job which is requeued leaves again."""
@@ -166,17 +166,15 @@ class Slurm:
 
     def requeue(self, name: str, *, after: str | None = None) -> None:
         """Have a job start again, from the queue. `name` is 12 or 12_3: with 12 a whole array would be requeued.
-        `after`: not before this job has started.
+        `after`: not before this job has started; where Slurm refuses that, the job starts as soon as it can.
 
-        Errors: LaunchError when the controller refuses.
+        Errors: LaunchError when the controller refuses to requeue it.
         """
-        commands = [["scontrol", "requeue", name]]
-        if after is not None:  # Slurm accepts a dependency only of a job that is pending, so it comes second
-            commands.append(["scontrol", "update", f"jobid={name}", f"dependency=after:{after}"])
-        for command in commands:
-            answer = self._run(command)
-            if answer.code:
-                raise LaunchError(f"{' '.join(command)}: {answer.error or answer.out.strip()}")
+        answer = self._run(["scontrol", "requeue", name])
+        if answer.code:
+            raise LaunchError(f"scontrol requeue {name}: {answer.error or answer.out.strip()}")
+        if after is not None:  # a dependency can only be given to a job that is pending, so it comes second
+            self._run(["scontrol", "update", f"jobid={name}", f"dependency=after:{after}"])
 
     def partitions(self) -> tuple[str, ...]:
         """Existing partitions; empty if sinfo does not list them."""

@@ -38,7 +38,7 @@ def enter(paths: RunPaths, role: Role, place: Place) -> None:
     """Record this job in the run folder, and from here on write to the log of this attempt.
 
     A terminal stays connected, so that `srun --pty hpc-es worker RUN` can be watched. Until the role listens to signals
-    itself, a job that is told of its end while it is still loading is queued again at once.
+    itself, a job that gets the signal USR2 while it is still loading is queued again at once.
     """
     assert place.job is not None, "only called inside a job"
     signal.signal(signal.SIGUSR2, lambda number, frame: sys.exit(_requeue(paths, place)))
