@@ -14,7 +14,7 @@ TIMEOUT_S = 5.0
 
 
 def drain(paths: RunPaths, who: str) -> str:
-    """Drain the worker that `who` means: a seat (12_3), the number of an array element (3), or a name; say what it does.
+    """Drain the worker that `who` means: a seat (12_3), the number of an array element (3), or a name.
 
     Errors: TransportError when no head answers; LaunchError with the workers when none or several of them match.
     """
