@@ -6,6 +6,7 @@ Decoding ignores these rules, so that a journal which breaks one can still be re
 must not trust what was sent. Free text breaks no rule; `tidied` cuts and escapes it.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -112,6 +113,26 @@ class Verbatim:
 
     def strict(self, plain: Any) -> Any:
         return Annotated[plain, Meta(max_length=self.most)]
+
+
+@dataclass(frozen=True)
+class Hexadecimal:
+    """A hash as hexadecimal digits, or an empty text. Safe as a part of a file name."""
+
+    digits: int
+
+    def __str__(self) -> str:
+        return f"empty, or {self.digits} hexadecimal digits in lower case"
+
+    def admits(self, value: str) -> bool:
+        return re.fullmatch(self._pattern, value) is not None
+
+    def strict(self, plain: Any) -> Any:
+        return Annotated[plain, Meta(pattern=rf"^({self._pattern})\Z")]
+
+    @property
+    def _pattern(self) -> str:
+        return rf"([0-9a-f]{{{self.digits}}})?"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ RUN/
                            NAME.trajectories.jsonl: a sample of their episodes, word by word;
                            retention-NAME.json: what a version still knew of MMLU-Pro or HellaSwag
   trajectories/            <worker>.jsonl: a sample of the episodes that it played, word by word
+  traces/                  <evaluation>-<hash>.trace: the tokens that its episodes sampled (see traces.py)
   report/                  tables and figures
   base/                    of a fork: theta_V of the run that it comes from
   fork.json                of a fork: which run, version and digest, and what was changed
@@ -114,6 +115,10 @@ class RunPaths:
     @property
     def trajectories(self) -> Path:
         return self.root / "trajectories"
+
+    @property
+    def traces(self) -> Path:
+        return self.root / "traces"
 
     def trajectory_file(self, worker: str) -> Path:
         return self.trajectories / f"{worker}.jsonl"

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Struct
 
-from hpc_es.bounds import Between, OneOf, Text, Verbatim
+from hpc_es.bounds import Between, Hexadecimal, OneOf, Text, Verbatim
 from hpc_es.errors import VerifyError
 
 MAX_PROPOSAL = 10_000
@@ -177,6 +177,8 @@ class Result(Struct, frozen=True, gc=False):
     error: Annotated[str, Text()] | None = None
     text: Annotated[str, Verbatim(MAX_PROPOSAL)] = ""
     """The context that an evaluation with purpose "propose" wrote."""
+    trace: Annotated[str, Hexadecimal(32)] = ""
+    """Hash of the file with the sampled tokens (see traces.py); empty: none was written."""
 
 
 class Consumed(Struct, frozen=True, gc=False, array_like=True):

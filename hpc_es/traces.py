@@ -8,7 +8,7 @@ prompt does not begin with the tokens of the turns before it, a new sequence beg
 import hashlib
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,12 @@ class TurnTrace(Struct, frozen=True, gc=False, array_like=True):
     """Of the sampled tokens, natural logarithms, under the distribution that they were drawn from: after temperature,
     top-k, top-p and penalties."""
     reward: float
-    """What the environment gave for this turn."""
+    """Reward of this turn."""
+    images: tuple[bytes, ...] = ()
+    """PNG or JPEG files that stand in the prompt, in order."""
+    choices: tuple[tuple[int, ...], ...] = ()
+    """Token ids of the choices that the answer had to be one of; empty: free text. The first sampled token then has
+    the log-probability of the choice as a whole, and the others have 0."""
 
 
 class EpisodeTrace(Struct, frozen=True, gc=False, array_like=True):
@@ -67,6 +72,8 @@ class TokenSequence:
     """float32, [T]: the sampler's; 0 where the mask is False."""
     rewards: "Array"
     """float32, [T]: the reward of a turn at its last sampled token, 0 elsewhere."""
+    choices: Mapping[int, tuple[tuple[int, ...], ...]]
+    """Position of the first token of an answer -> token ids of the choices that it had to be one of."""
 
 
 def sequences(episode: EpisodeTrace) -> Iterator[TokenSequence]:
@@ -88,20 +95,21 @@ def _joined(turns: Sequence[TurnTrace]) -> TokenSequence:
     tokens = np.array(last.prompt + last.sampled, np.int32)
     mask = np.zeros(tokens.size, np.bool_)
     log_probabilities, rewards = np.zeros(tokens.size, np.float32), np.zeros(tokens.size, np.float32)
+    choices = {len(turn.prompt): turn.choices for turn in turns if turn.choices}
     for turn in turns:
         first, end = len(turn.prompt), len(turn.prompt) + len(turn.sampled)
         mask[first:end] = True
         log_probabilities[first:end] = turn.log_probabilities
         if turn.sampled:
             rewards[end - 1] = turn.reward
-    return TokenSequence(tokens, mask, log_probabilities, rewards)
+    return TokenSequence(tokens, mask, log_probabilities, rewards, choices)
 
 
 # --- files -------------------------------------------------------------------------------------------------------
 
 
 def write_trace(folder: Path, trace: Trace) -> str:
-    """Write a trace atomically to its own file in `folder`; returns the hash that names it. Errors: OSError."""
+    """Write a trace atomically to a file of its own in `folder`. Returns the hash that names it. Errors: OSError."""
     data = zlib.compress(msgspec.msgpack.encode(trace), level=1)
     name = _hash(data)
     folder.mkdir(exist_ok=True)
@@ -128,6 +136,12 @@ def read_trace(folder: Path, eval_id: EvalId, name: str) -> Trace:
     if trace.eval_id != eval_id:
         raise StoreError(f"the trace {path} is of evaluation {trace.eval_id}, and not of {eval_id}")
     return trace
+
+
+def remove_traces(folder: Path, eval_id: EvalId) -> None:
+    """Remove every trace of an evaluation; there may be several, because an evaluation can be made twice."""
+    for path in folder.glob(f"{eval_id}-*.trace"):
+        path.unlink(missing_ok=True)
 
 
 def trace_file(folder: Path, eval_id: EvalId, name: str) -> Path:

@@ -237,6 +237,9 @@ class StoreConfig(Model):
     """Whether HDF5 locks run.h5. Off by default: NFS and Lustre often lack file locks, and there is only one writer."""
     trajectories: int = Field(2, ge=0)
     """Number of episodes per version whose text is kept, for members and for the evaluated policy alike."""
+    traces: bool = False
+    """Keep the token ids and log-probabilities of every episode of the run in RUN/traces. A method that trains writes
+    them in any case, and removes those that an update has consumed unless this is true."""
 
 
 class LaunchConfig(Model):
@@ -394,6 +397,15 @@ class Config(Model):
             raise ValueError(
                 f"staleness.counts={self.staleness.counts} sum to {sum(self.staleness.counts.values())}, but "
                 f"es.population={self.es.population} results make a cohort"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _endpoints_leave_no_traces(self) -> "Config":
+        if self.engine.kind == "endpoint" and self.store.traces:
+            raise ValueError(
+                "store.traces=true needs the tokens that were sampled, which engine.kind=endpoint does not show: set "
+                "store.traces=false, or use engine.kind=vllm or transformers"
             )
         return self
 

@@ -1,8 +1,8 @@
 """A model behind any server with OpenAI's chat API, as a frozen baseline.
 
-Invariants: its weights are nobody's here, so the only member is the centre; an answer is what the server said, and
-everything that is no answer (refused, unreachable, unreadable) is an error and never an empty text. The key goes into
-requests and nowhere else.
+Invariants: it is a generator only, because its weights are not accessible. An answer is the text that the server sent;
+everything else (refused, unreachable, unreadable) is an error and never an empty text. The key is sent in requests and
+is written nowhere.
 """
 
 import asyncio
@@ -12,18 +12,15 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import openai
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine.base import Chat, Completion, Engine, EngineInfo
+from hpc_es.engine.base import Chat, Completion, EngineInfo, Generator, Prompt
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
-from hpc_es.methods.es.optimiser import Kind
 from hpc_es.quoting import quote
-from hpc_es.records import Commit, Member
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ penalties and limits that engines of ours do not know: to them everything is sai
 _UNTOUCHED: dict[str, Any] = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-class EndpointEngine(Engine):
+class Endpoint(Generator):
     """See the base class."""
 
     tokenizer = None
@@ -70,9 +67,7 @@ class EndpointEngine(Engine):
         self._digest = int.from_bytes(hashlib.blake2b(f"{self._url}\0{self._model}".encode(), digest_size=8).digest())
 
     @classmethod
-    async def start(
-        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none"
-    ) -> "EndpointEngine":
+    async def start(cls, model: ModelConfig, engine: EngineConfig) -> "Endpoint":
         """Ask the server for its models, and the model for a few tokens.
 
         Errors: EngineError when the server does not answer within seconds, refuses the key, or has no such model;
@@ -121,54 +116,21 @@ class EndpointEngine(Engine):
         }
         return EngineInfo(self._digest, {name: fact for name, fact in facts.items() if fact})
 
-    @property
-    def version(self) -> int:
-        return 0
-
-    @property
-    def digest(self) -> int:
-        """Digest of the URL and the model's name, since the model's bits are not accessible."""
-        return self._digest
-
-    async def load(self, checkpoint: Path | None) -> None:
-        if checkpoint is not None:
-            raise self._frozen()
-
-    async def update(self, commits: Sequence[Commit]) -> None:
-        if commits:
-            raise self._frozen()
-
-    async def perturb(self, member: Member | None) -> None:
-        if member is not None:
-            raise self._frozen()
-
-    async def generate(
-        self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
-    ) -> Completion:
-        raise EngineError("an endpoint takes messages, not token ids; call chat")
-
-    async def log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
-        raise self._blind()
-
-    async def logits(self, prompt: Sequence[int]) -> list[float]:
-        raise self._blind()
-
-    async def probe(self) -> None:
-        """There is no arena that could differ."""
-
     async def close(self) -> None:
         await self._client.close()
 
-    async def chat(
-        self, chat: Chat, sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+    async def generate(
+        self, prompt: Prompt, sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
     ) -> Completion:
-        body = self._body(chat, sampling, seed)
+        if not isinstance(prompt, Chat):
+            raise EngineError("engine.kind=endpoint takes messages, not token ids")
+        chat, body = prompt, self._body(prompt, sampling, seed)
         async with self._slots:
             if choices is not None:
                 return await self._choose(chat, body, choices)
             try:
                 return _completion(await self._ask(chat, body), self._url)
-            except ContextFull:  # with what room there is, which is less than max_tokens, as engines of ours do
+            except ContextFull:  # ask again without max_tokens, so that the answer gets the room that is left
                 return _completion(await self._ask(chat, {**body, "max_tokens": None}), self._url)
 
     async def _choose(self, chat: Chat, body: Mapping[str, Any], choices: Sequence[str]) -> Completion:
@@ -213,7 +175,7 @@ class EndpointEngine(Engine):
         }
 
     async def _ask(self, chat: Chat, body: Mapping[str, Any]) -> object:
-        """The server's answer, whatever it is. Errors: as in `chat`; _Refused when it is the request that is wrong."""
+        """The body of the server's response, unchecked. Errors: as in `generate`; _Refused for a wrong request."""
         said = {"model": self._model, "messages": list(chat.messages), **body, **self._engine.extra}
         said = {key: value for key, value in said.items() if value is not None}
         try:
@@ -269,12 +231,6 @@ class EndpointEngine(Engine):
         if _CONTEXT.search(f"{error.code} {error.type} {said}"):
             return ContextFull(f"{url}: the conversation does not fit into the context of {model} ({status})")
         return _Refused(f"{url} refuses a request for {model} ({status}); engine.extra can leave fields of it out")
-
-    def _frozen(self) -> EngineError:
-        return EngineError(f"{self._model} at {self._url}: a frozen endpoint cannot be trained")
-
-    def _blind(self) -> EngineError:
-        return EngineError(f"{self._url} shows no log-probabilities of given texts, as no chat endpoint does")
 
 
 class _Refused(EngineError):

@@ -1,7 +1,7 @@
-"""What engines share whose model lives in this process: arena and live weights behind a gate, in one thread.
+"""The part that engines share whose model lives in this process: arena and live weights behind a gate, in one thread.
 
-Invariant: passes over the arena run in that thread and with no request in flight; the digest is that of what the last
-of them read.
+Invariant: passes over the arena run in that thread and with no request in flight; the digest is of the theta that the
+last pass read. The arena alone keeps the version.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class Live(ABC):
-    """Arena and live model."""
+    """The arena and the live model that is written from it."""
 
     def __init__(self, config: ModelConfig, optimiser: Kind) -> None:
         self.arena = Arena.from_pretrained(config.path, config.include, config.exclude, optimiser=optimiser)
@@ -32,11 +32,11 @@ class Live(ABC):
 
     @abstractmethod
     def write(self, member: Member | None) -> None:
-        """Write a member, or the centre, into the live model's own storage."""
+        """Write a member, or the centre (None), into the live model's own storage."""
 
     @abstractmethod
     def differing(self, member: Member | None) -> list[str]:
-        """Names of the parameters that differ from the member written again; afterwards none does."""
+        """Write the member again; return the names of the parameters that this changed."""
 
     def load(self, checkpoint: Path | None) -> None:
         self.arena.reload(checkpoint)
@@ -58,11 +58,14 @@ LiveT = TypeVar("LiveT", bound=Live)
 class InProcessEngine(Engine, Generic[LiveT]):
     """See the base class."""
 
-    def __init__(self, live: LiveT, thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig) -> None:
+    def __init__(
+        self, live: LiveT, thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig, traces: bool = False
+    ) -> None:
         self._live = live
         self._thread = thread
         self._config = model
         self._engine = engine
+        self._traces = traces
         self._gate = Gate()
         self._member: Member | None = None
 
@@ -99,12 +102,12 @@ class InProcessEngine(Engine, Generic[LiveT]):
         with self._gate.change("probe", writes=True):
             names = await self._run(self._live.differing, self._member)
         if names:
-            raise EngineError(f"live parameter {names[0]} ({len(names)} such) differs from the arena")
+            raise EngineError(f"live parameter {names[0]} ({len(names)} in all) differs from the arena")
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.shutdown)
         del self._live
 
     async def _run(self, work: Callable[..., T], *args: Any, on_cancel: Callable[[], object] = lambda: None) -> T:
-        """`work` in the engine's thread."""
+        """Run `work` in the engine's thread."""
         return await to_the_end(asyncio.get_running_loop().run_in_executor(self._thread, work, *args), on_cancel)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine.base import Completion, EngineInfo
+from hpc_es.engine.base import Completion, EngineInfo, Prompt, SampledTokens, token_ids
 from hpc_es.engine.in_process import InProcessEngine, Live
 from hpc_es.engine.probe import prove_noise_reaches
-from hpc_es.engine.requests import answer_room, choice_tokens, chosen, draw, single_tokens
+from hpc_es.engine.requests import answer_room, choice_completion, choice_tokens, chosen, draw, single_tokens
 from hpc_es.errors import ModelError
 from hpc_es.methods.es.optimiser import Kind
 from hpc_es.noise import Array
@@ -56,19 +56,21 @@ class LabEngine(InProcessEngine["_Live"]):
 
     tokenizer: "PreTrainedTokenizerBase"
 
-    def __init__(self, live: "_Live", thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig) -> None:
-        super().__init__(live, thread, model, engine)
+    def __init__(
+        self, live: "_Live", thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig, traces: bool = False
+    ) -> None:
+        super().__init__(live, thread, model, engine, traces)
         self.tokenizer = cast("PreTrainedTokenizerBase", AsciiTokenizer())
 
     @classmethod
     async def start(
-        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none"
+        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none", traces: bool = False
     ) -> "LabEngine":
         kernel_threads.start(threads)
         thread = ThreadPoolExecutor(1, "lab-engine")
         try:
             live = await asyncio.get_running_loop().run_in_executor(thread, _Live, model, optimiser)
-            self = cls(live, thread, model, engine)
+            self = cls(live, thread, model, engine, traces)
             await prove_noise_reaches(self)
         except BaseException:
             thread.shutdown(wait=False)
@@ -81,8 +83,9 @@ class LabEngine(InProcessEngine["_Live"]):
         return EngineInfo(self._live.arena.base_digest, facts, self._live.arena.seconds_to_load)
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+        self, prompt: Prompt, sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
     ) -> Completion:
+        prompt = token_ids(prompt, "lab")
         room = answer_room(prompt, sampling.max_tokens, self._engine.max_model_len)
         generator = random.Random(seed)
         with self._gate.request():
@@ -90,25 +93,28 @@ class LabEngine(InProcessEngine["_Live"]):
                 offered = choice_tokens(self.tokenizer, choices, prompt, self._engine.max_model_len)
                 if allowed := single_tokens(offered):
                     ids = sorted(allowed)
-                    token = ids[draw(self._live.logits(prompt)[ids], sampling, generator)]
-                    return Completion(allowed[token], len(prompt), 1, truncated=False)
+                    at, log_probability = draw(self._live.logits(prompt)[ids], sampling, generator)
+                    return choice_completion(offered, (ids[at],), log_probability, prompt, self._traces)
                 ranked = [self._live.log_probabilities_of(prompt, ids) for ids in offered]
-                return chosen(offered, ranked, len(prompt), sampling, seed)
+                return chosen(offered, ranked, prompt, sampling, seed, self._traces)
             return await self._answer(list(prompt), room, sampling, generator)
 
     async def _answer(
         self, prompt: list[int], room: int, sampling: SamplingConfig, generator: random.Random
     ) -> Completion:
-        answer, text, ended = list[int](), "", False
+        answer, log_probabilities, text, ended = list[int](), list[float](), "", False
         while not ended and len(answer) < room:
             await self._breathe()
             logits = self._live.logits(prompt + answer)
             if sampling.presence_penalty and answer:
                 logits[list(set(answer))] -= sampling.presence_penalty
-            answer.append(draw(logits, sampling, generator))
+            token, log_probability = draw(logits, sampling, generator)
+            answer.append(token)
+            log_probabilities.append(log_probability)
             text, stopped = _until_stop(cast(str, self.tokenizer.decode(answer)), sampling.stop)
             ended = stopped or answer[-1] == END
-        return Completion(text, len(prompt), len(answer), truncated=not ended)
+        sampled = SampledTokens(tuple(prompt), tuple(answer), tuple(log_probabilities)) if self._traces else None
+        return Completion(text, len(prompt), len(answer), truncated=not ended, sampled=sampled)
 
     async def _breathe(self) -> None:
         """Let other tasks run between two tokens."""

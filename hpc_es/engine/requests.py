@@ -1,5 +1,6 @@
-"""What a request may ask, worked out alike for every engine: room for the answer, choices as tokens and their rank."""
+"""What all engines compute in the same way for a request: room for the answer, choices as tokens, and their ranks."""
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hpc_es.config.schema import SamplingConfig
-from hpc_es.engine.base import Completion
+from hpc_es.engine.base import Completion, SampledTokens
 from hpc_es.errors import EngineError, EnvError
 from hpc_es.noise import Array
 
@@ -55,40 +56,66 @@ def choice_tokens(
     return tokens
 
 
-def single_tokens(choices: Mapping[tuple[int, ...], str]) -> dict[int, str] | None:
-    """The same for choices that are one token each: drawing among these tokens is ranking them. None when some are
-    longer."""
-    return {ids[0]: choice for ids, choice in choices.items()} if all(len(ids) == 1 for ids in choices) else None
+def single_tokens(choices: Mapping[tuple[int, ...], str]) -> list[int] | None:
+    """The token ids of the choices, in order, if each is a single token: then drawing one of them ranks the choices.
+
+    None if some choice is longer.
+    """
+    return [ids[0] for ids in choices] if all(len(ids) == 1 for ids in choices) else None
 
 
 def chosen(
     choices: Mapping[tuple[int, ...], str],
     log_probabilities: Sequence[Sequence[float]],
-    num_prompt: int,
+    prompt: Sequence[int],
     sampling: SamplingConfig,
     seed: int,
+    traces: bool,
 ) -> Completion:
-    """The choice that is drawn, by sampling.choice_score as its logit. `log_probabilities`: of each choice's tokens,
-    given all before; the end of an answer is not scored. Counted as tokens out are those of the choice that is drawn.
+    """Draw one of the choices; the logit of each is its sampling.choice_score.
+
+    `log_probabilities`: of the tokens of each choice, given all tokens before; the end of an answer is not scored.
+    tokens_out is the number of tokens of the choice that is drawn.
     """
     scores = np.array([sum(each) for each in log_probabilities])
     if sampling.choice_score == "mean":
         scores /= [len(each) for each in log_probabilities]
-    ids, text = list(choices.items())[draw(scores, sampling, random.Random(seed))]
-    return Completion(text, num_prompt, len(ids), truncated=False)
+    place, log_probability = draw(scores, sampling, random.Random(seed))
+    return choice_completion(choices, list(choices)[place], log_probability, prompt, traces)
 
 
-def draw(logits: Array, sampling: SamplingConfig, generator: random.Random) -> int:
-    """A position in `logits`, in vLLM's order: greedy or temperature, top-k, top-p."""
+def choice_completion(
+    choices: Mapping[tuple[int, ...], str],
+    ids: tuple[int, ...],
+    log_probability: float,
+    prompt: Sequence[int],
+    traces: bool,
+) -> Completion:
+    """The completion that is the choice with the token ids `ids`, drawn with this log-probability."""
+    sampled = None
+    if traces:
+        log_probabilities = (log_probability, *[0.0] * (len(ids) - 1))
+        sampled = SampledTokens(tuple(prompt), ids, log_probabilities, tuple(choices))
+    return Completion(choices[ids], len(prompt), len(ids), truncated=False, sampled=sampled)
+
+
+def draw(logits: Array, sampling: SamplingConfig, generator: random.Random) -> tuple[int, float]:
+    """A position in `logits`, and the log-probability with which it was drawn.
+
+    Applied in vLLM's order: greedy or temperature, top-k, top-p. The log-probability of a greedy draw is that of the
+    plain softmax.
+    """
     if sampling.temperature == 0:
-        return int(logits.argmax())
+        best = int(logits.argmax())
+        return best, -math.log(np.exp(logits.astype(np.float64) - float(logits[best])).sum())
     order = np.argsort(-logits, kind="stable")[: sampling.top_k or None]
     scaled = logits[order].astype(np.float64) / sampling.temperature
-    ends = np.exp(scaled - scaled[0]).cumsum()
+    weights = np.exp(scaled - scaled[0])
+    ends = weights.cumsum()
     ends /= ends[-1]
-    ends = ends[: int(np.searchsorted(ends, sampling.top_p)) + 1]  # the first so many that together reach top_p
-    at = int(np.searchsorted(ends, generator.random() * ends[-1], side="right"))
-    return int(order[min(at, ends.size - 1)])
+    ends = ends[: int(np.searchsorted(ends, sampling.top_p)) + 1]  # the smallest number that together reach top_p
+    at = min(int(np.searchsorted(ends, generator.random() * ends[-1], side="right")), ends.size - 1)
+    return int(order[at]), float(scaled[at] - scaled[0] - math.log(weights[: ends.size].sum()))
 
 
 def end_tokens(tokenizer: "PreTrainedTokenizerBase", generation_config: Any) -> frozenset[int]:

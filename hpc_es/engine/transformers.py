@@ -20,11 +20,11 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer, DynamicCache
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine.base import Completion, EngineInfo
+from hpc_es.engine.base import Completion, EngineInfo, Prompt, SampledTokens, token_ids
 from hpc_es.engine.fingerprints import differing, fingerprints, poison
 from hpc_es.engine.in_process import InProcessEngine, Live
 from hpc_es.engine.probe import prove_noise_reaches
-from hpc_es.engine.requests import answer_room, choice_tokens, chosen, end_tokens, single_tokens
+from hpc_es.engine.requests import answer_room, choice_completion, choice_tokens, chosen, end_tokens, single_tokens
 from hpc_es.errors import EngineError, ModelError
 from hpc_es.methods.es.optimiser import Kind
 from hpc_es.noise import threads as kernel_threads
@@ -40,13 +40,15 @@ ANSWERS_AT_ONCE = 16
 class TransformersEngine(InProcessEngine["_Live"]):
     """See the base class."""
 
-    def __init__(self, live: "_Live", thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig) -> None:
-        super().__init__(live, thread, model, engine)
+    def __init__(
+        self, live: "_Live", thread: ThreadPoolExecutor, model: ModelConfig, engine: EngineConfig, traces: bool = False
+    ) -> None:
+        super().__init__(live, thread, model, engine, traces)
         self.tokenizer = live.tokenizer
 
     @classmethod
     async def start(
-        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none"
+        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none", traces: bool = False
     ) -> "TransformersEngine":
         thread = ThreadPoolExecutor(1, "transformers-engine", initializer=_use_threads, initargs=(threads,))
         try:
@@ -54,7 +56,7 @@ class TransformersEngine(InProcessEngine["_Live"]):
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        self = cls(live, thread, model, engine)
+        self = cls(live, thread, model, engine, traces)
         try:
             await prove_noise_reaches(self)
         except BaseException:
@@ -74,23 +76,30 @@ class TransformersEngine(InProcessEngine["_Live"]):
         return EngineInfo(self._live.arena.base_digest, facts, self._live.arena.seconds_to_load)
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+        self, prompt: Prompt, sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
     ) -> Completion:
+        prompt = token_ids(prompt, "transformers")
         room = answer_room(prompt, sampling.max_tokens, self._engine.max_model_len)
-        allowed = None
         if choices is not None:
-            offered = choice_tokens(self.tokenizer, choices, prompt, self._engine.max_model_len)
-            allowed = single_tokens(offered)
-            if not allowed:
-                ranked = await self.log_probabilities(prompt, list(offered))
-                return chosen(offered, ranked, len(prompt), sampling, seed)
-        draw = Draw(sampling, seed, 1 if allowed else room, sorted(allowed) if allowed else None)
-        tokens = await self._request(self._live.answer, list(prompt), draw)
-        if allowed:
-            return Completion(allowed[tokens[0]], len(prompt), 1, truncated=False)
+            return await self._choose(prompt, sampling, seed, choices)
+        draw = Draw(sampling, seed, room, None)
+        tokens, log_probabilities = await self._request(self._live.answer, list(prompt), draw)
         text, stopped = self._live.text(tokens, sampling.stop)
         ended = stopped or tokens[-1] in self._live.ends
-        return Completion(text, len(prompt), len(tokens), truncated=not ended)
+        sampled = SampledTokens(tuple(prompt), tuple(tokens), tuple(log_probabilities)) if self._traces else None
+        return Completion(text, len(prompt), len(tokens), truncated=not ended, sampled=sampled)
+
+    async def _choose(
+        self, prompt: Sequence[int], sampling: SamplingConfig, seed: int, choices: Sequence[str]
+    ) -> Completion:
+        """Answer with one of the given choices."""
+        offered = choice_tokens(self.tokenizer, choices, prompt, self._engine.max_model_len)
+        if not (allowed := single_tokens(offered)):
+            ranked = await self.log_probabilities(prompt, list(offered))
+            return chosen(offered, ranked, prompt, sampling, seed, self._traces)
+        draw = Draw(sampling, seed, 1, sorted(allowed))
+        tokens, log_probabilities = await self._request(self._live.answer, list(prompt), draw)
+        return choice_completion(offered, tuple(tokens), log_probabilities[0], prompt, self._traces)
 
     async def log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
         return await self._request(self._live.log_probabilities_of, list(prompt), list(answers))
@@ -165,19 +174,22 @@ class _Live(Live):
         return cast(list[float], self._next(prompt, None).log_softmax(-1).tolist())
 
     @torch.inference_mode()
-    def answer(self, prompt: list[int], draw: Draw, stop: Event) -> list[int]:
-        """New tokens, the one that ends the answer included."""
+    def answer(self, prompt: list[int], draw: Draw, stop: Event) -> tuple[list[int], list[float]]:
+        """New tokens, the one that ends the answer included, and the log-probabilities with which they were drawn."""
         generator = torch.Generator().manual_seed(draw.seed % 2**63)
-        cache, answer, fresh = DynamicCache(config=self.model.config), list[int](), prompt
+        cache, fresh = DynamicCache(config=self.model.config), prompt
+        answer, log_probabilities = list[int](), list[float]()
         while len(answer) < draw.room and not stop.is_set():
             logits = self._next(fresh, cache)
             if draw.only is not None:
                 logits = torch.full_like(logits, -math.inf).index_copy_(0, torch.tensor(draw.only), logits[draw.only])
-            fresh = [_next_token(logits, answer, draw.sampling, generator)]
+            token, log_probability = _next_token(logits, answer, draw.sampling, generator)
+            fresh = [token]
             answer += fresh
+            log_probabilities.append(log_probability)
             if fresh[0] in self.ends or (draw.sampling.stop and self.text(answer, draw.sampling.stop)[1]):
                 break
-        return answer
+        return answer, log_probabilities
 
     @torch.inference_mode()
     def log_probabilities_of(self, prompt: list[int], answers: list[tuple[int, ...]], stop: Event) -> list[list[float]]:
@@ -227,17 +239,25 @@ def _use_threads(threads: int) -> None:
     kernel_threads.start(threads)
 
 
-def _next_token(logits: torch.Tensor, answer: list[int], sampling: SamplingConfig, generator: torch.Generator) -> int:
-    """One token id, in vLLM's order: presence penalty, greedy or temperature, top-k, top-p."""
+def _next_token(
+    logits: torch.Tensor, answer: list[int], sampling: SamplingConfig, generator: torch.Generator
+) -> tuple[int, float]:
+    """One token id and the log-probability with which it was drawn.
+
+    Applied in vLLM's order: presence penalty, greedy or temperature, top-k, top-p.
+    """
     if sampling.presence_penalty and answer:
         logits = logits.clone()
         logits[list(set(answer))] -= sampling.presence_penalty
     if sampling.temperature == 0:
-        return int(logits.argmax())
+        best = int(logits.argmax())
+        return best, float(logits.log_softmax(-1)[best])
     ordered, ids = (logits / sampling.temperature).sort(descending=True, stable=True)
     if sampling.top_k:
         ordered = ordered[: sampling.top_k]
     probabilities = ordered.softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
     probabilities = probabilities.masked_fill(before >= sampling.top_p, 0.0)
-    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
+    at = int(torch.multinomial(probabilities, 1, generator=generator))
+    kept = ordered.masked_fill(probabilities == 0.0, -math.inf)
+    return int(ids[at]), float(kept.log_softmax(-1)[at])

@@ -31,11 +31,11 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from hpc_es.config.schema import EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine.base import Completion, Engine, EngineInfo, Illustrated
+from hpc_es.engine.base import Completion, Engine, EngineInfo, ImagePrompt, Prompt, SampledTokens, token_ids
 from hpc_es.engine.gate import Gate, to_the_end
 from hpc_es.engine.lifetime import Tie, is_running, process_start, remove, shared_memory
 from hpc_es.engine.probe import prove_noise_reaches
-from hpc_es.engine.requests import answer_room, choice_tokens, chosen, single_tokens
+from hpc_es.engine.requests import answer_room, choice_completion, choice_tokens, chosen, single_tokens
 from hpc_es.engine.vllm_launch import arguments, environment, launch
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.methods.es.optimiser import Kind
@@ -56,7 +56,7 @@ class VllmEngine(Engine):
 
     extension = "hpc_es.engine.vllm_extension.WorkerExtension"
 
-    def __init__(self, llm: AsyncLLM, arena: Arena, engine: EngineConfig, scratch: Path) -> None:
+    def __init__(self, llm: AsyncLLM, arena: Arena, engine: EngineConfig, scratch: Path, traces: bool) -> None:
         self.tokenizer = llm.get_tokenizer()
         self._llm = llm
         self._arena = arena
@@ -68,15 +68,16 @@ class VllmEngine(Engine):
         self._processes: dict[int, str | None] = {}
         self._digest = arena.base_digest
         self._way = ""
+        self._traces = traces
 
     @classmethod
     async def start(
-        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none"
+        cls, model: ModelConfig, engine: EngineConfig, *, threads: int, optimiser: Kind = "none", traces: bool = False
     ) -> "VllmEngine":
         arena = await asyncio.to_thread(
             partial(Arena.from_pretrained, model.path, model.include, model.exclude, shared=True, optimiser=optimiser)
         )
-        given = arguments(model, engine, cls.extension, arena)
+        given = arguments(model, engine, cls.extension, arena, traces)
         scratch = Path(tempfile.mkdtemp(prefix="hpc_es-vllm-"))
         given["additional_config"] = {"hpc_es": Tie.to_this_process(scratch)}
         starting = asyncio.create_task(asyncio.to_thread(launch, given, environment(engine, threads, scratch)))
@@ -87,7 +88,7 @@ class VllmEngine(Engine):
                 (await starting).shutdown()
             shutil.rmtree(scratch, ignore_errors=True)
             raise
-        self = cls(llm, arena, engine, scratch)
+        self = cls(llm, arena, engine, scratch, traces)
         try:
             await self._attach(model, threads)
             await prove_noise_reaches(self)
@@ -179,7 +180,7 @@ class VllmEngine(Engine):
     async def _load(self, checkpoint: Path | None) -> None:
         await asyncio.to_thread(self._arena.reload, checkpoint)
         self._digest = await asyncio.to_thread(self._arena.digest)
-        await self._rpc("es_reload", self.version)
+        await self._rpc("es_reload")
 
     async def receive(self, version: int, digest: int, buckets: Iterable[memoryview]) -> None:
         with self._gate.change("receive", writes=False):
@@ -190,7 +191,7 @@ class VllmEngine(Engine):
             await asyncio.to_thread(receive, self._arena, version, digest, buckets)
         finally:
             self._digest = digest if self.version == version else self._arena.base_digest
-            await self._rpc("es_reload", self.version)
+            await self._rpc("es_reload")
 
     async def update(self, commits: Sequence[Commit]) -> None:
         if not commits:
@@ -222,23 +223,47 @@ class VllmEngine(Engine):
                 )
 
     async def generate(
-        self, prompt: Sequence[int], sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
+        self, prompt: Prompt, sampling: SamplingConfig, *, seed: int, choices: Sequence[str] | None = None
     ) -> Completion:
-        room = answer_room(prompt, sampling.max_tokens, self._engine.max_model_len)
-        allowed = None
         if choices is not None:
-            offered = choice_tokens(self.tokenizer, choices, prompt, self._engine.max_model_len)
-            allowed = single_tokens(offered)
-            if not allowed:
-                ranked = await self.log_probabilities(prompt, list(offered))
-                return chosen(offered, ranked, len(prompt), sampling, seed)
-        params = _sampling_params(sampling, seed, 1 if allowed else room, list(allowed) if allowed else None)
-        output = await self._request(prompt, params)
-        answer = output.outputs[0]
-        num_tokens = len(answer.token_ids)
-        if allowed:
-            return Completion(allowed[answer.token_ids[0]], len(prompt), num_tokens, truncated=False)
-        return Completion(answer.text, len(prompt), num_tokens, truncated=answer.finish_reason == "length")
+            return await self._choose(token_ids(prompt, "vllm"), sampling, seed, choices)
+        limit = self._engine.max_model_len
+        if isinstance(prompt, ImagePrompt):
+            given = await self._expanded(prompt)
+            num_prompt = len(given["prompt_token_ids"])
+            if num_prompt >= limit:
+                raise ContextFull(f"a prompt of {num_prompt} tokens, with its images, does not fit into {limit}")
+            room = min(sampling.max_tokens, limit - num_prompt)
+        else:
+            tokens = token_ids(prompt, "vllm")
+            room = answer_room(tokens, sampling.max_tokens, limit)
+            given = {"prompt_token_ids": list(tokens)}
+        params = _sampling_params(sampling, seed, room, logprobs=0 if self._traces else None)
+        output = await self._request(given, params)
+        (answer,) = output.outputs
+        return Completion(
+            answer.text,
+            len(given["prompt_token_ids"]),
+            len(answer.token_ids),
+            truncated=answer.finish_reason == "length",
+            sampled=_sampled(output) if self._traces else None,
+        )
+
+    async def _choose(
+        self, prompt: Sequence[int], sampling: SamplingConfig, seed: int, choices: Sequence[str]
+    ) -> Completion:
+        """Answer with one of the given choices."""
+        answer_room(prompt, 1, self._engine.max_model_len)
+        offered = choice_tokens(self.tokenizer, choices, prompt, self._engine.max_model_len)
+        if not (allowed := single_tokens(offered)):
+            ranked = await self.log_probabilities(prompt, list(offered))
+            return chosen(offered, ranked, prompt, sampling, seed, self._traces)
+        params = _sampling_params(
+            sampling, seed, 1, allowed_token_ids=allowed, stop=None, logprobs=0 if self._traces else None
+        )
+        output = await self._request({"prompt_token_ids": list(prompt)}, params)
+        log_probability = _sampled(output).log_probabilities[0] if self._traces else 0.0
+        return choice_completion(offered, tuple(output.outputs[0].token_ids), log_probability, prompt, self._traces)
 
     async def log_probabilities(self, prompt: Sequence[int], answers: Sequence[tuple[int, ...]]) -> list[list[float]]:
         # the first one leaves the prompt in the prefix cache for the others
@@ -255,10 +280,11 @@ class VllmEngine(Engine):
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        output = await self._request([*prompt, *answer], params)
+        given = {"prompt_token_ids": [*prompt, *answer]}
+        output = await self._request(given, params)
         if (output.num_cached_tokens or 0) >= len(prompt):  # what is not computed has no log-probabilities but garbage
             params.skip_reading_prefix_cache = True
-            output = await self._request([*prompt, *answer], params)
+            output = await self._request(given, params)
         rows = output.prompt_logprobs[-len(answer) :]
         return [row[token].logprob for row, token in zip(rows, answer, strict=True)]
 
@@ -267,7 +293,7 @@ class VllmEngine(Engine):
         params = SamplingParams(
             temperature=0, max_tokens=1, logprobs=-1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        output = await self._request(prompt, params)
+        output = await self._request({"prompt_token_ids": list(prompt)}, params)
         by_token = output.outputs[0].logprobs[0]
         return [by_token[token].logprob for token in sorted(by_token)]
 
@@ -277,16 +303,7 @@ class VllmEngine(Engine):
             return False
         return bool(self._llm.renderer.get_mm_processor().info.allowed_mm_limits.get("image"))
 
-    async def look(self, prompt: Illustrated, sampling: SamplingConfig, *, seed: int) -> Completion:
-        expanded = await self._expanded(prompt)
-        num_prompt, limit = len(expanded["prompt_token_ids"]), self._engine.max_model_len
-        if num_prompt >= limit:
-            raise ContextFull(f"a prompt of {num_prompt} tokens, with its images, does not fit into {limit}")
-        params = _sampling_params(sampling, seed, min(sampling.max_tokens, limit - num_prompt), None)
-        answer = (await self._request(expanded, params)).outputs[0]
-        return Completion(answer.text, num_prompt, len(answer.token_ids), truncated=answer.finish_reason == "length")
-
-    async def _expanded(self, prompt: Illustrated) -> dict[str, Any]:
+    async def _expanded(self, prompt: ImagePrompt) -> dict[str, Any]:
         """A prompt for `_request`, with as many tokens in the place of each image as the model makes of it."""
         try:
             opened = [Image.open(io.BytesIO(image)).convert("RGB") for image in prompt.images]
@@ -302,9 +319,8 @@ class VllmEngine(Engine):
             ) from error
         return dict(expanded)
 
-    async def _request(self, prompt: Sequence[int] | dict[str, Any], params: SamplingParams) -> Any:
-        """One request through vLLM, of token ids or of what its renderer made; returns its final RequestOutput."""
-        given = prompt if isinstance(prompt, dict) else {"prompt_token_ids": list(prompt)}
+    async def _request(self, given: dict[str, Any], params: SamplingParams) -> Any:
+        """Send one request to vLLM: token ids, or the result of its renderer. Returns the final RequestOutput."""
         with self._gate.request():
             async with self._slots:
                 try:
@@ -351,19 +367,27 @@ class VllmEngine(Engine):
         return [pid for pid, started in self._processes.items() if is_running(pid, started)]
 
 
-def _sampling_params(sampling: SamplingConfig, seed: int, room: int, only: list[int] | None) -> SamplingParams:
-    """`only`: ids that may be drawn. Errors: ConfigError for a setting that vLLM refuses."""
+def _sampled(output: Any) -> SampledTokens:
+    """The tokens of a RequestOutput that was asked for the log-probabilities of the sampled tokens."""
+    (answer,) = output.outputs
+    tokens = tuple(answer.token_ids)
+    rows = zip(answer.logprobs, tokens, strict=True)
+    return SampledTokens(tuple(output.prompt_token_ids), tokens, tuple(row[token].logprob for row, token in rows))
+
+
+def _sampling_params(sampling: SamplingConfig, seed: int, room: int, **others: Any) -> SamplingParams:
+    """`others` replace or extend the arguments here. Errors: ConfigError for a setting that vLLM refuses."""
+    arguments = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "presence_penalty": sampling.presence_penalty,
+        "max_tokens": room,
+        "stop": list(sampling.stop),
+        "seed": seed % 2**63,
+        "output_kind": RequestOutputKind.FINAL_ONLY,
+    }
     try:
-        return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k or -1,
-            presence_penalty=sampling.presence_penalty,
-            max_tokens=room,
-            stop=list(sampling.stop) if only is None else None,
-            seed=seed % 2**63,
-            allowed_token_ids=only,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        return SamplingParams(**arguments | others)
     except Exception as error:  # vLLM's validation errors have no base of Python's
         raise ConfigError(f"vLLM refuses a setting of `sampling`: {error}") from error

@@ -162,13 +162,15 @@ class WorkerExtension:
         return self.es_base.write(msgspec.msgpack.decode(member, type=Member | None))
 
     def es_update(self, version: int, commits: bytes) -> int:
-        """Apply commits to this rank's share of theta, which is at `version`. Returns its share of the digest."""
+        """Apply commits to this rank's share of theta. Returns its share of the digest.
+
+        `version`: the version of theta before, which the front's arena keeps for all ranks.
+        """
         self.es_arena.version = version
         return self.es_base.apply(msgspec.msgpack.decode(commits, type=list[Commit])).digest
 
-    def es_reload(self, version: int) -> None:
-        """The arena was loaded anew, and is at `version`."""
-        self.es_arena.version = version
+    def es_reload(self) -> None:
+        """Read theta again, after the front has loaded the arena anew."""
         self.es_base.reload()
 
     def es_probe(self, member: bytes) -> list[str]:

@@ -49,7 +49,9 @@ def environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str, 
     return variables
 
 
-def arguments(model: ModelConfig, engine: EngineConfig, extension: str, arena: Arena) -> dict[str, Any]:
+def arguments(
+    model: ModelConfig, engine: EngineConfig, extension: str, arena: Arena, traces: bool = False
+) -> dict[str, Any]:
     """Leaves room on a GPU for `arena` where theta is to be kept there.
 
     Errors: ConfigError for a key of engine.extra that vLLM lacks or that another setting owns.
@@ -71,6 +73,8 @@ def arguments(model: ModelConfig, engine: EngineConfig, extension: str, arena: A
     }
     if kv_cache_mib is not None:
         ours["kv_cache_memory_bytes"] = kv_cache_mib * 2**20
+    if traces:  # by default, vLLM's log-probabilities are those of the model, before temperature, top-k and top-p
+        ours["logprobs_mode"] = "processed_logprobs"
     if engine.block_size is not None:
         ours["block_size"] = engine.block_size
     if current_platform.is_cpu():

@@ -65,6 +65,7 @@ from hpc_es.store import records as journal
 from hpc_es.store.clock import Clock
 from hpc_es.store.hdf5 import Hdf5Writer
 from hpc_es.store.journal import JournalWriter, fold_journal, read_journal
+from hpc_es.traces import remove_traces
 from hpc_es.transport import limits
 from hpc_es.transport.address import resolve_host
 from hpc_es.transport.backends import NOTHING, choose_backend, own_offer
@@ -160,6 +161,7 @@ class Head:
             )
         self.core = Core(config, ledger, methods.make(config, tasks), config_digest=config_digest(config), offer=offer)
         self._training = Training(paths, self._post)
+        self._removes_traces = methods.find(config.method).needs_traces and not config.store.traces
         self.anchor = Anchor(config.run.name, self.journal.generation, self.clock(), ledger.version)
         self._alone_since = self.clock()
         if restored is not None:
@@ -265,6 +267,7 @@ class Head:
         if records:
             self.journal.sync()
             self._unwritten += records
+            self._remove_traces(records)
             for record in records:
                 log_record(record)
         letters: dict[str, list[AnyMessage]] = {}
@@ -289,6 +292,21 @@ class Head:
                     self._in_arena(self._save_checkpoint, version)
                 case Exit():
                     self._outcome = instruction
+
+    def _remove_traces(self, records: Sequence[journal.AnyRecord]) -> None:
+        """Remove the traces that nothing needs any more, now that it is durable that nothing does."""
+        if not self._removes_traces:
+            return
+        for record in records:
+            match record:
+                case journal.Committed(commit=commit):
+                    done = [consumed.eval_id for consumed in commit.consumed]
+                case journal.Voided(eval_id=eval_id) | journal.Discarded(eval_id=eval_id):
+                    done = [eval_id]
+                case _:
+                    done = []
+            for eval_id in done:
+                remove_traces(self.paths.traces, eval_id)
 
     # --- work beside the loop -----------------------------------------------------------------------------------
 

@@ -52,3 +52,8 @@ def find(name: str) -> "type[Method]":
     if found.trains and found.train is Method.train:
         raise ConfigError(f"method={name!r} has trains=True, but does not define train()")
     return found
+
+
+def wants_traces(config: "Config") -> bool:
+    """Whether workers write the sampled tokens of their episodes. Errors: as `find`."""
+    return config.store.traces or find(config.method).needs_traces

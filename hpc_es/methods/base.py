@@ -44,6 +44,8 @@ class Method(ABC):
 
     trains = False
     """Whether a trainer digests a closed cohort (two-phase commit); its commits have weights as their body."""
+    needs_traces = False
+    """Whether the trainer needs the sampled tokens of every candidate (see hpc_es/traces.py)."""
     needs_centre = False
     """Whether updates need the fitness of the unperturbed policy on the batch of every version that they consume."""
     answerable: tuple[str, ...] = ()

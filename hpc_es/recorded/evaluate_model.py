@@ -80,7 +80,7 @@ async def _evaluate(recorded: Recorded, left: Sequence[Remaining], say: Say) -> 
     config, clock = recorded.config, Clock()
     keep = TrajectoryFile(recorded.paths.trajectory_file("hpc-es-eval"), WORKER).append
     async with Solo.start(recorded, keep) as solo:
-        info = solo.engine.info
+        info = solo.generator.info
         _refuse_another_model(recorded.paths, info.base_digest)
         recorded.digests[0] = info.base_digest
         writer = JournalWriter.create(

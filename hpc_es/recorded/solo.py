@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 from hpc_es import envs, methods
 from hpc_es.config import Config, load, refuse_another
-from hpc_es.engine import start_engine
-from hpc_es.engine.base import Engine
-from hpc_es.errors import ConfigError, DigestMismatch, StoreError
+from hpc_es.engine import start_generator
+from hpc_es.engine.base import Engine, Generator
+from hpc_es.errors import ConfigError, DigestMismatch, EngineError, StoreError
 from hpc_es.paths import RunPaths
 from hpc_es.records import Assignment, Commit, EvalId, Member, Result
 from hpc_es.results import fitness_of
@@ -91,14 +91,18 @@ class Recorded:
 
 
 class Solo:
-    """The engine of one recorded run; see `start`."""
+    """The engine of one recorded run, or an endpoint; see `start`."""
 
-    def __init__(self, recorded: Recorded, engine: Engine, keep: Keep | None) -> None:
+    def __init__(self, recorded: Recorded, generator: Generator, keep: Keep | None) -> None:
         config = recorded.config
-        self._recorded, self.engine = recorded, engine
-        self._player = Player(config, engine, lambda kind: envs.make_for(config, kind), keep)
+        self._recorded, self.generator = recorded, generator
+        self._player = Player(config, generator, lambda kind: envs.make_for(config, kind), keep)
         trains = methods.find(config.method).trains
-        self._catch_up = CatchUp(engine, recorded.paths, known=recorded.commits, obtain=self._commits, trains=trains)
+        self._catch_up: CatchUp | None = None
+        if isinstance(generator, Engine):
+            self._catch_up = CatchUp(
+                generator, recorded.paths, known=recorded.commits, obtain=self._commits, trains=trains
+            )
         self._seconds_update = self._seconds_perturb = 0.0
 
     @classmethod
@@ -107,18 +111,31 @@ class Solo:
         """The run's own engine, closed at the end; `keep` gets sampled episodes. Errors: ModelError, EngineError."""
         config = recorded.config
         threads = config.engine.threads or len(os.sched_getaffinity(0))
-        engine = await start_engine(config.model, config.engine, threads=threads, optimiser=config.es.optimiser.kind)
+        optimiser = config.es.optimiser.kind
+        generator = await start_generator(config.model, config.engine, threads=threads, optimiser=optimiser)
         try:
-            yield cls(recorded, engine, keep)
+            yield cls(recorded, generator, keep)
         finally:
-            await engine.close()
+            await generator.close()
+
+    @property
+    def engine(self) -> Engine:
+        """Errors: EngineError for an endpoint, whose weights and log-probabilities are not accessible."""
+        if isinstance(self.generator, Engine):
+            return self.generator
+        raise EngineError(f"the weights behind {self._recorded.config.engine.url} are not accessible")
 
     async def become(self, version: int, member: Member | None) -> None:
-        """Perturb theta_version by a member; None: the centre. Errors: DigestMismatch, EngineError."""
-        began = time.monotonic()
+        """Perturb theta_version by a member; None: the centre. An endpoint is always the centre of version 0.
+
+        Errors: DigestMismatch, EngineError.
+        """
+        if self._catch_up is None and (version, member) == (0, None):
+            return
+        engine, began = self.engine, time.monotonic()
         await self._go_to(version)
         moved = time.monotonic()
-        await self.engine.perturb(member)
+        await engine.perturb(member)
         self._seconds_update, self._seconds_perturb = moved - began, time.monotonic() - moved
 
     async def play(self, assignment: Assignment) -> Result:
@@ -129,13 +146,14 @@ class Solo:
             eval_id=assignment.eval_id,
             fitness=fitness_of(episodes),
             episodes=episodes,
-            digest=self.engine.digest,
+            digest=self.generator.info.base_digest if self._catch_up is None else self.engine.digest,
             seconds_update=self._seconds_update,
             seconds_perturb=self._seconds_perturb,
             seconds_rollout=time.monotonic() - began,
         )
 
     async def _go_to(self, version: int) -> None:
+        assert self._catch_up is not None, "an engine has one"
         await self._catch_up.go_to(version)
         engine, recorded = self.engine, self._recorded
         if engine.digest != recorded.digests[version]:

@@ -470,6 +470,7 @@ def _measured(result: Result) -> dict[str, Any]:
         "seconds_perturb": _duration(result.seconds_perturb),
         "seconds_rollout": _duration(result.seconds_rollout),
         "digest": result.digest,
+        "trace": result.trace,
         **error,
     }
 

@@ -112,6 +112,7 @@ EVALUATIONS = (
     Column("attempt", "int32", "", "1: the first lease; 0: never leased"),
     Column("digest", "uint64", "", "digest of the theta that was perturbed; null: no result", NULL_64),
     Column("error", "str", "", "what went wrong, or why it is void"),
+    Column("trace", "str", "", "hash that names its file in RUN/traces; empty: none was written", is_new=True),
 )
 
 UPDATES = (

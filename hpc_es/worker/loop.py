@@ -29,6 +29,7 @@ from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.records import Assignment, EvalId, Result
 from hpc_es.results import fitness_of
+from hpc_es.traces import Trace, write_trace
 from hpc_es.transport import limits, messages
 from hpc_es.transport.backends import NOTHING, own_offer
 from hpc_es.transport.collective import WorkerCollective, sha256
@@ -103,7 +104,9 @@ async def _work(
     if Path(model.path).exists():  # the name of an endpoint's model is no path
         model = model.model_copy(update={"path": str(Path(model.path).resolve())})
     check_memory(model.path, include=model.include, exclude=model.exclude, optimiser=optimiser)
-    engine = await start_engine(model, config.engine, threads=threads, optimiser=optimiser)
+    engine = await start_engine(
+        model, config.engine, threads=threads, optimiser=optimiser, traces=methods.wants_traces(config)
+    )
     try:
         return await Worker(paths, config, seat, engine, budget, ask_about_head).run()
     finally:
@@ -135,6 +138,7 @@ class Worker:
         attempt = f".{self.place.attempt}" if self.place.job else ""
         self.name = f"{seat}{attempt}.{uuid.uuid4().hex[:8]}"
         kept = TrajectoryFile(paths.trajectory_file(self.name), self.name)
+        self._traces = methods.wants_traces(config)
         self.player = Player(config, engine, lambda kind: envs.make_for(config, kind), kept.append)
         self.pending = Pending(engine, self._fetch)
         usual_work = full_work(config.es.population, config.es.subspaces)
@@ -321,11 +325,14 @@ class Worker:
         updated = time.monotonic()
         await self.engine.perturb(assignment.member)
         perturbed = time.monotonic()
-        played, error = Performance(()), None
+        played, trace, error = Performance(()), "", None
         try:
             played = await self.player.perform(assignment, context)
+            trace = await self._write_trace(assignment, played)
         except EnvError as fault:
             error = str(fault)
+        except OSError as fault:
+            played, error = Performance(()), f"the trace cannot be written to {self.paths.traces}: {fault}"
         finished = time.monotonic()
         result = Result(
             eval_id=assignment.eval_id,
@@ -337,6 +344,7 @@ class Worker:
             seconds_rollout=finished - perturbed,
             error=error,
             text=played.text,
+            trace=trace,
         )
         now = time.monotonic()
         self.client.send(messages.Report(self.name, result, now - started, now - finished))
@@ -344,6 +352,13 @@ class Worker:
         self.budget.note(now - started)
         if self._draining or not self.budget.fits():
             self._last_call()
+
+    async def _write_trace(self, assignment: Assignment, played: Performance) -> str:
+        """The hash of the trace; empty if none is wanted. Errors: OSError."""
+        if not self._traces:
+            return ""
+        trace = Trace(assignment.eval_id, self.engine.digest, played.traces)
+        return await asyncio.to_thread(write_trace, self.paths.traces, trace)
 
     def _last_call(self) -> None:
         """Take no more work; leave once the running evaluation has ended, or at once when it would not end in time."""

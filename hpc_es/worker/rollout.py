@@ -18,20 +18,21 @@ from typing import Any, NamedTuple, TypeVar
 
 from hpc_es.calls import CALLS
 from hpc_es.config.schema import Config
-from hpc_es.engine.base import Chat, Completion, Engine, Illustrated
+from hpc_es.engine.base import Chat, Completion, Generator, ImagePrompt
 from hpc_es.envs.base import Env, Message, Observation, StepResult, is_reward
 from hpc_es.envs.guard import process_guard
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError, ModelError
 from hpc_es.quoting import quote_error, quote_value
 from hpc_es.records import MAX_PROPOSAL, MAX_REWARD, Assignment, Episode, Purpose
 from hpc_es.seeds import episode_seed
+from hpc_es.traces import EpisodeTrace, TurnTrace
 from hpc_es.worker.history import History, without_thoughts
 from hpc_es.worker.trajectories import MAX_TURNS, Trajectory, Turn, is_sampled, shortened
 
 log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
-Prompt = list[int] | Illustrated | Chat
+Prompt = list[int] | ImagePrompt | Chat
 
 
 class Performance(NamedTuple):
@@ -40,6 +41,8 @@ class Performance(NamedTuple):
     episodes: tuple[Episode, ...]
     text: str = ""
     """The last answer, for an evaluation with purpose "propose"."""
+    traces: tuple[EpisodeTrace, ...] = ()
+    """The sampled tokens of each episode, if the engine was started with `traces`."""
 
 
 MAX_STUCK_CALLS = 16
@@ -47,17 +50,17 @@ MAX_STUCK_CALLS = 16
 
 
 class Player:
-    """Plays assignments with one engine; `make_env` is called once per episode, and `keep` gets the sampled episodes
-    of every evaluation that went through.
+    """Plays assignments with one engine.
 
-    Errors: ModelError when task.chat is on and the model has no chat template; ConfigError when it is off and the
-    engine takes nothing but chats.
+    `make_env` is called once per episode. `keep` gets the sampled episodes of every evaluation that succeeded. Errors:
+    ModelError when task.chat is on and the model has no chat template; ConfigError when it is off and the engine takes
+    only chats.
     """
 
     def __init__(
         self,
         config: Config,
-        engine: Engine,
+        engine: Generator,
         make_env: Callable[[Purpose], Env],
         keep: Callable[[Sequence[Trajectory]], None] | None = None,
     ) -> None:
@@ -115,7 +118,8 @@ class Player:
             await asyncio.to_thread(self._keep, sampled)
         if len(text) > MAX_PROPOSAL:
             raise EnvError(f"a proposal has {len(text)} characters; at most {MAX_PROPOSAL}: lower sampling.max_tokens")
-        return Performance(episodes, text)
+        traces = tuple(EpisodeTrace(each.task, tuple(each.traced_turns)) for each in played)
+        return Performance(episodes, text, traces)
 
     async def _play_with_retry(self, assignment: Assignment, position: int, context: str) -> "_Played":
         try:
@@ -198,7 +202,7 @@ class Player:
                 history.add(said)
                 played.seconds_generating += answered - asked
                 played.seconds_in_env += time.monotonic() - answered
-                played.take(observation, completion, step)
+                played.take(observation, prompt, completion, step)
                 observation = None if step.done else step.observation
         return played
 
@@ -231,14 +235,13 @@ class Player:
     async def _answer(self, prompt: Prompt, seed: int, choices: Sequence[str] | None) -> Completion:
         """Errors: as the engine has them; EngineError also when a chat was not answered within task.episode_timeout,
         however often it was tried."""
-        sampling, limit = self.config.sampling, self.config.task.episode_timeout
-        if isinstance(prompt, Illustrated):
-            return await self.engine.look(prompt, sampling, seed=seed)
+        limit = self.config.task.episode_timeout
+        answer = self.engine.generate(prompt, self.config.sampling, seed=seed, choices=choices)
         if not isinstance(prompt, Chat):
-            return await self.engine.generate(prompt, sampling, seed=seed, choices=choices)
+            return await answer
         try:
             async with asyncio.timeout(limit):
-                return await self.engine.chat(prompt, sampling, seed=seed, choices=choices)
+                return await answer
         except TimeoutError:
             url = self.config.engine.url
             raise EngineError(f"{url} gave no answer within task.episode_timeout={limit:g} s") from None
@@ -296,7 +299,7 @@ class Player:
             )
             images = tuple(image for message in messages for image in message.images)
             tokens = list(encoded["input_ids"])
-            return Illustrated(tokens, images) if images else tokens
+            return ImagePrompt(tokens, images) if images else tokens
         return list(tokenizer.encode("\n".join(message.content for message in messages)))
 
     async def _in_env(self, call: Callable[..., Value], *args: Any, what: str, instant: bool) -> Value:
@@ -360,9 +363,10 @@ class _Played:
         self.turns = self.invalid_actions = self.tokens_in = self.tokens_out = 0
         self.seconds_generating = self.seconds_in_env = 0.0
         self.kept_turns: list[Turn] = []
+        self.traced_turns: list[TurnTrace] = []
         self.last_answer = ""
 
-    def take(self, shown: Observation, completion: Completion, step: StepResult) -> None:
+    def take(self, shown: Observation, prompt: Prompt, completion: Completion, step: StepResult) -> None:
         """Count one turn."""
         reward, invalid = float(step.reward), bool(step.invalid)  # numpy's numbers, too, become plain ones
         self.turns += 1
@@ -373,6 +377,10 @@ class _Played:
         self.tokens_out += completion.tokens_out
         self.ended = "truncated" if step.truncated else "terminated"
         self.last_answer = completion.text
+        if (sampled := completion.sampled) is not None:
+            images = prompt.images if isinstance(prompt, ImagePrompt) else ()
+            turn = TurnTrace(sampled.prompt, sampled.tokens, sampled.log_probabilities, reward, images, sampled.choices)
+            self.traced_turns.append(turn)
         if self.is_sampled and self.turns <= MAX_TURNS:
             messages = tuple(Message(message.role, shortened(message.readable)) for message in shown.messages)
             self.kept_turns.append(Turn(messages, shortened(completion.text), reward, invalid))

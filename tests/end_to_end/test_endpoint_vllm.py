@@ -21,7 +21,7 @@ from repository import REAL_MODEL
 
 from hpc_es import envs
 from hpc_es.config.schema import Config, EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine import start_engine
+from hpc_es.engine import start_generator
 from hpc_es.engine.base import Chat, Completion, Engine
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.errors import EngineError
@@ -106,15 +106,15 @@ def play(config: Config, tasks: range, env: Env | None = None) -> tuple[tuple[Ep
     """The episodes, and every question with its answer."""
 
     async def played() -> tuple[tuple[Episode, ...], Heard]:
-        engine, heard = await start_engine(config.model, config.engine, threads=1), Heard()
-        ask = engine.chat
+        engine, heard = await start_generator(config.model, config.engine, threads=1), Heard()
+        ask = engine.generate
 
         async def listening(chat: Chat, sampling: SamplingConfig, **others: Any) -> Completion:
             said = await ask(chat, sampling, **others)
             heard.append((chat, sampling, said))
             return said
 
-        engine.chat = listening  # type: ignore[method-assign]
+        engine.generate = listening  # type: ignore[method-assign]
         player = Player(config, engine, lambda kind: env or envs.make_for(config, kind))
         assignment = built_assignment(EvalId(0, 0), 0, "eval", None, tuple(tasks), sampling_seed=3)
         try:
@@ -140,7 +140,7 @@ def test_a_model_behind_the_server_answers_as_it_does_in_an_engine_of_ours(url):
     async def compare() -> None:
         model = ModelConfig(path=str(REAL_MODEL), dtype="float32")
         engine = EngineConfig(kind="transformers", max_model_len=CONTEXT)
-        ours = await start_engine(model, engine, threads=1)
+        ours = await start_generator(model, engine, threads=1)
         try:
             for chat, sampling, said in heard:
                 await _check_same(ours, chat, sampling, said)
@@ -191,7 +191,7 @@ def test_a_conversation_that_outgrows_the_servers_context_ends_its_episode(url):
 
 def test_settings_that_the_server_refuses_are_reported_before_the_first_episode(url):
     async def facts_of(name: str) -> dict[str, str]:
-        engine = await start_engine(ModelConfig(path=name), EngineConfig(kind="endpoint", url=url), threads=1)
+        engine = await start_generator(ModelConfig(path=name), EngineConfig(kind="endpoint", url=url), threads=1)
         await engine.close()
         return engine.info.facts
 

@@ -14,7 +14,7 @@ from tiny_vision import NUM_IMAGE_TOKENS, write_tiny_vision
 
 from hpc_es import envs
 from hpc_es.config.schema import Config, EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine.base import Completion, Illustrated
+from hpc_es.engine.base import Completion, ImagePrompt
 from hpc_es.envs.base import Env, Message, Observation, StepResult
 from hpc_es.envs.manifest import count_tasks
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
@@ -70,9 +70,9 @@ class Seeing(scripted.Echo):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shown: list[Illustrated] = []
+        self.shown: list[ImagePrompt] = []
 
-    async def look(self, prompt: Illustrated, sampling, *, seed) -> Completion:
+    async def generate(self, prompt: ImagePrompt, sampling, *, seed, choices=None) -> Completion:
         self.shown.append(prompt)
         return Completion("seen" if len(self.shown) == 2 else "hm", 100, 1, truncated=False)
 
@@ -147,14 +147,14 @@ class Looking:
     def __init__(self, engine: Any, runner: asyncio.Runner, num_image_tokens: int) -> None:
         self.engine, self.runner, self.num_image_tokens = engine, runner, num_image_tokens
 
-    def prompt(self, *colours: str, words: str = "hi") -> Illustrated:
+    def prompt(self, *colours: str, words: str = "hi") -> ImagePrompt:
         parts = [{"type": "image"}] * len(colours)
         chat = [{"role": "user", "content": [*parts, {"type": "text", "text": words}]}]
         tokens = self.engine.tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)
-        return Illustrated(list(tokens["input_ids"]), tuple(map(picture, colours)))
+        return ImagePrompt(list(tokens["input_ids"]), tuple(map(picture, colours)))
 
-    def look(self, prompt: Illustrated) -> Completion:
-        return self.runner.run(self.engine.look(prompt, GREEDY, seed=1))
+    def look(self, prompt: ImagePrompt) -> Completion:
+        return self.runner.run(self.engine.generate(prompt, GREEDY, seed=1))
 
     def perturb(self, member: Member | None) -> None:
         self.runner.run(self.engine.perturb(member))
@@ -199,7 +199,7 @@ def test_an_image_is_encoded_again_with_the_weights_of_every_member(looking: Loo
     centre = looking.look(image)
     looking.perturb(MEMBER)
     again = looking.look(image)
-    unknown = looking.look(Illustrated(image.tokens, (picture("gray", scale=2),)))  # nothing of it can be cached
+    unknown = looking.look(ImagePrompt(image.tokens, (picture("gray", scale=2),)))  # nothing of it can be cached
     assert again == unknown
     assert again.text != centre.text
 
@@ -209,9 +209,9 @@ def test_an_image_is_encoded_again_with_the_weights_of_every_member(looking: Loo
 def test_an_image_that_cannot_be_shown_is_reported(looking: Looking) -> None:
     for damaged in (b"no image", picture("black")[:-30]):
         with pytest.raises(EnvError, match="must be a PNG or JPEG file"):
-            looking.look(Illustrated(looking.prompt("black").tokens, (damaged,)))
+            looking.look(ImagePrompt(looking.prompt("black").tokens, (damaged,)))
     with pytest.raises(EngineError, match="chat template of the model make a place"):
-        looking.look(Illustrated([1, 2, 3], (picture("black"),)))
+        looking.look(ImagePrompt([1, 2, 3], (picture("black"),)))
     with pytest.raises(ContextFull):
         looking.look(looking.prompt("black", words="x" * 490))
     looking.look(looking.prompt("black"))  # it goes on

@@ -9,9 +9,9 @@ from chat_server import ChatServer, Reply, says
 
 from hpc_es import envs
 from hpc_es.config.schema import Config, EngineConfig, ModelConfig, SamplingConfig
-from hpc_es.engine import start_engine
+from hpc_es.engine import start_generator
 from hpc_es.engine.base import Chat, Completion, EngineInfo
-from hpc_es.engine.endpoint import EndpointEngine
+from hpc_es.engine.endpoint import Endpoint
 from hpc_es.envs.base import Env
 from hpc_es.errors import EngineError
 from hpc_es.records import Episode, EvalId
@@ -24,9 +24,9 @@ def settings(server: ChatServer, **others: Any) -> EngineConfig:
     return EngineConfig.model_validate({"kind": "endpoint", "url": server.url, **others})
 
 
-async def started(server: ChatServer, model: str = "m", **others: Any) -> EndpointEngine:
-    engine = await start_engine(ModelConfig(path=model), settings(server, **others), threads=1)
-    assert isinstance(engine, EndpointEngine)
+async def started(server: ChatServer, model: str = "m", **others: Any) -> Endpoint:
+    engine = await start_generator(ModelConfig(path=model), settings(server, **others), threads=1)
+    assert isinstance(engine, Endpoint)
     return engine
 
 
@@ -38,7 +38,7 @@ def ask(
     async def asked() -> Completion:
         engine = await started(server, **others.pop("engine", {}))
         try:
-            return await engine.chat(chat, sampling or SamplingConfig(), seed=seed, **others)
+            return await engine.generate(chat, sampling or SamplingConfig(), seed=seed, **others)
         finally:
             await engine.close()
 
@@ -76,9 +76,9 @@ def make_config(url: str, env: str = "scripted:Steps", engine: dict[str, Any] | 
 def play(server: ChatServer, tasks: range | tuple[int, ...] = (5, 3, 8), env: Env | None = None, **others: Any):
     """(episodes, the engine that played them)."""
 
-    async def played() -> tuple[tuple[Episode, ...], EndpointEngine]:
+    async def played() -> tuple[tuple[Episode, ...], Endpoint]:
         config = make_config(server.url, **others)
-        engine = await start_engine(config.model, config.engine, threads=1)
+        engine = await start_generator(config.model, config.engine, threads=1)
         try:
             player = Player(config, engine, lambda kind: env or envs.make_for(config, kind))
             assignment = built_assignment(EvalId(0, 0), 0, "eval", None, tuple(tasks), sampling_seed=11)

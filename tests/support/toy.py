@@ -75,6 +75,12 @@ class Toy(Method):
         return derive(self.config.run.seed, "toy", eval_id.version, eval_id.slot, eval_id.replacement)
 
 
+class Traced(Toy):
+    """Needs the sampled tokens; notes how many of each evaluation there are."""
+
+    needs_traces = True
+
+
 class Lazy(Method):
     """Says that it trains, but has no train()."""
 

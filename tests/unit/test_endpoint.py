@@ -7,18 +7,20 @@ from typing import Any
 
 import pytest
 import scripted
-from builders import built_assignment, built_commit
+from builders import built_assignment
 from chat_server import ChatServer, Reply, refuses, says
 from endpoint_bench import CHAT, ask, echo, info_of, make_config, play, started
 
 from hpc_es import envs
 from hpc_es.config import load
-from hpc_es.config.schema import SamplingConfig
-from hpc_es.engine import start_engine
-from hpc_es.engine.base import Chat, Completion
+from hpc_es.config.schema import Config, SamplingConfig
+from hpc_es.engine import start_engine, start_generator
+from hpc_es.engine.base import Chat, Completion, Generator, WeightHost
 from hpc_es.envs.base import Message, Observation, StepResult
 from hpc_es.errors import ConfigError, ContextFull, EngineError, EnvError
 from hpc_es.launch import prepare
+from hpc_es.paths import RunPaths
+from hpc_es.recorded.solo import Recorded, Solo
 from hpc_es.records import EvalId, Member
 from hpc_es.worker.rollout import Player
 
@@ -172,32 +174,32 @@ def test_an_answer_that_cannot_be_written_loses_what_cannot():
 # what it is not
 
 
-def test_an_endpoint_is_the_centre_of_version_0_and_nothing_else():
+def test_an_endpoint_is_the_centre_of_version_0_and_nothing_else(tmp_path):
     async def try_all(server: ChatServer) -> None:
         engine = await started(server)
-        await engine.perturb(None)
-        await engine.update([])
-        await engine.load(None)
-        await engine.probe()
-        assert (engine.version, engine.digest) == (0, engine.info.base_digest)
-        for change in (
-            engine.perturb(Member(seed=1, sign=1, sigma=1e-3)),
-            engine.update([built_commit(version=1, alpha=0.1, members=())]),
-            engine.load(prepare.Path("somewhere")),
-        ):
-            with pytest.raises(EngineError, match="a frozen endpoint cannot be trained"):
-                await change
-        for look in (
-            engine.logits([1]),
-            engine.log_probabilities([1], [(2,)]),
-            engine.generate([1], SamplingConfig(), seed=0),
-        ):
-            with pytest.raises(EngineError, match=r"no log-probabilities|takes messages"):
-                await look
+        assert isinstance(engine, Generator)
+        assert not isinstance(engine, WeightHost)
+        with pytest.raises(EngineError, match="takes messages, not token ids"):
+            await engine.generate([1], SamplingConfig(), seed=0)
+        solo = Solo(Recorded.frozen(RunPaths(tmp_path), make_config(server.url)), engine, None)
+        await solo.become(0, None)
+        assignment = built_assignment(EvalId(0, 0), 0, "eval", None, (3,), sampling_seed=1)
+        assert (await solo.play(assignment)).digest == engine.info.base_digest
+        for version, member in ((1, None), (0, Member(seed=1, sign=1, sigma=1e-3))):
+            with pytest.raises(EngineError, match=f"the weights behind {server.url} are not accessible"):
+                await solo.become(version, member)
         await engine.close()
 
-    with ChatServer() as server:
+    with ChatServer(echo) as server:
         asyncio.run(try_all(server))
+        config = make_config(server.url)
+        with pytest.raises(ConfigError, match=rf"not accessible; `hpc-es eval {server.url} --model m` measures it"):
+            asyncio.run(start_engine(config.model, config.engine, threads=1))
+
+
+def test_an_endpoint_leaves_no_traces():
+    with pytest.raises(ValueError, match=r"store\.traces=true needs the tokens that were sampled"):
+        Config.model_validate({**make_config("http://a/v1").model_dump(), "store": {"traces": True}})
 
 
 def test_a_run_that_would_train_an_endpoint_is_refused_before_it_starts():
@@ -235,7 +237,7 @@ def test_an_older_server_is_asked_in_its_own_words_and_remembered(strict):
 
     async def ask_twice(server: ChatServer) -> list[str]:
         engine = await started(server)
-        answers = [await engine.chat(CHAT, SamplingConfig(), seed=n, choices=("a", "b")) for n in range(2)]
+        answers = [await engine.generate(CHAT, SamplingConfig(), seed=n, choices=("a", "b")) for n in range(2)]
         await engine.close()
         return [answer.text for answer in answers]
 
@@ -339,12 +341,12 @@ def test_a_slow_server_gets_at_most_the_allowed_number_of_requests_at_once(at_on
 
     async def played(server: ChatServer) -> None:
         config = make_config(server.url, env="scripted:Instant", engine={"max_concurrent": at_once})
-        engine = await start_engine(config.model, config.engine, threads=1)
+        engine = await start_generator(config.model, config.engine, threads=1)
         player = Player(config, engine, lambda kind: envs.make_for(config, kind))
         tasks = tuple(range(at_once))
         await player.play(built_assignment(EvalId(0, 0), 0, "eval", None, tasks, sampling_seed=1))
         # the engine keeps to the limit by itself, too
-        await asyncio.gather(*(engine.chat(CHAT, SamplingConfig(), seed=n) for n in range(2 * at_once)))
+        await asyncio.gather(*(engine.generate(CHAT, SamplingConfig(), seed=n) for n in range(2 * at_once)))
         await engine.close()
 
     with ChatServer(slowly) as server:

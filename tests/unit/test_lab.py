@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from repository import CONFIGS
+from repository import CONFIGS, SUPPORT
 from typer.testing import CliRunner
 
 from hpc_es.cli import app
@@ -19,7 +19,9 @@ from hpc_es.errors import ConfigError, EnvError, ModelError
 from hpc_es.params.arena import Arena
 from hpc_es.params.lab_model import LAB_MODELS, write_lab_model
 from hpc_es.params.models import get_model
+from hpc_es.records import EvalId
 from hpc_es.store import read
+from hpc_es.traces import read_trace
 
 
 @pytest.mark.parametrize("options", [{}, {"split": "eval", "graded": False, "length": 8, "actions": 9}])
@@ -141,7 +143,7 @@ LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
 )
 def test_answers_are_drawn_as_the_settings_say(settings: dict[str, float], shares: list[float]) -> None:
     sampling, generator = SamplingConfig.model_validate(settings), random.Random(1)
-    counts = np.bincount([draw(LOGITS, sampling, generator) for _ in range(4000)], minlength=4)
+    counts = np.bincount([draw(LOGITS, sampling, generator)[0] for _ in range(4000)], minlength=4)
     np.testing.assert_allclose(counts / 4000, shares, atol=0.03)
 
 
@@ -179,6 +181,36 @@ def test_a_whole_run_of_the_laboratory_is_verified_and_replayed(tmp_path: Path, 
     digest = run.updates["digest"].iloc[-1]
     assert Arena.from_pretrained(tmp_path / "theta").digest() == digest
     assert f"{digest:016x}" == LAST_DIGEST.get(preset, f"{digest:016x}")
+
+
+@pytest.mark.slow
+def test_traces_of_a_run_are_kept_and_change_none_of_its_bits(tmp_path: Path, lab_model: Path) -> None:
+    settings = [f"model.path={lab_model}", f"run.dir={tmp_path}", "run.num_updates=8", "eval.num_tasks=128"]
+    command = [str(CONFIGS / "lab" / "10k.yaml"), str(CONFIGS / "staleness" / "16x16" / "sync.yaml"), *settings]
+    hpc_es("run", *command, "store.traces=true")
+    run = read(tmp_path / "lab")
+    assert f"{run.updates['digest'].iloc[-1]:016x}" == LAST_DIGEST["sync"]
+    assert len(run.evaluations) == len(list((tmp_path / "lab" / "traces").iterdir()))
+    for row in run.evaluations.itertuples():
+        eval_id = EvalId(row.dispatch_version, row.slot if row.kind == "train" else -1 - row.slot, 0, row.kind)
+        trace = read_trace(tmp_path / "lab" / "traces", eval_id, row.trace)
+        sampled = [turn.sampled for episode in trace.episodes for turn in episode.turns]
+        assert (sum(map(len, sampled)), trace.digest) == (row.tokens_out, row.digest)
+
+
+@pytest.mark.slow
+def test_a_method_that_needs_traces_has_them_and_those_that_were_consumed_are_removed(
+    tmp_path: Path, lab_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    settings = [f"model.path={lab_model}", f"run.dir={tmp_path}", "run.num_updates=3", "eval.num_tasks=16"]
+    hpc_es("run", str(CONFIGS / "lab" / "10k.yaml"), "method=toy:Traced", "es.population=4", *settings)
+    evaluations = read(tmp_path / "lab").evaluations
+    left = {path.name for path in (tmp_path / "lab" / "traces").iterdir()}
+    assert all(len(name) == 32 for name in evaluations.trace)
+    assert len(evaluations.query("kind == 'train'")) == 12
+    assert not [name for name in left if name.partition("-")[0].split(".")[1].isdigit()], "a consumed one is left"
+    assert {"0.eval0", "3.eval0"} <= {name.partition("-")[0] for name in left}
 
 
 def hpc_es(*arguments: str) -> str:

@@ -28,6 +28,7 @@ from hpc_es.analysis.statistics.text_table import TextTable
 from hpc_es.config import load
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
+from hpc_es.engine.base import Engine
 from hpc_es.errors import HpcEsError
 from hpc_es.launch.prepare import run_paths
 from hpc_es.paths import RunPaths
@@ -119,7 +120,7 @@ async def rollouts(config: Config, count: int, threads: int) -> str:
         warm, *planned = assignments(config, count + 1)
         await engine.perturb(warm.member)
         await player.play(warm)
-        return await _measured(player, planned, pids)
+        return await _measured(engine, player, planned, pids)
     finally:
         began = time.monotonic()
         await engine.close()
@@ -140,12 +141,12 @@ def assignments(config: Config, count: int) -> list[Assignment]:
     ]
 
 
-async def _measured(player: Player, planned: list[Assignment], pids: Mapping[int, str]) -> str:
+async def _measured(engine: Engine, player: Player, planned: list[Assignment], pids: Mapping[int, str]) -> str:
     spent = dict.fromkeys(pids.values(), 0.0)
     accounts: dict[str, float] = {}
     turns = 0
     for assignment in planned:
-        await player.engine.perturb(assignment.member)
+        await engine.perturb(assignment.member)
         before = {pid: cpu_seconds(pid) for pid in pids}
         with watched(accounts):
             episodes = await player.play(assignment)

@@ -107,7 +107,6 @@ async def compare(player: Player, num_episodes: int, rounds: int, serial: bool) 
     }
     if not serial:
         del loops["lock-step, serial"]
-    await player.engine.perturb(None)
     rates: dict[str, list[float]] = {name: [] for name in loops}
     for number in range(rounds + 1):
         tasks = tuple(range(num_episodes))
@@ -138,6 +137,7 @@ async def run(arguments: argparse.Namespace, model: Path) -> None:
     config = make_config(arguments, model)
     engine = await start_engine(config.model, config.engine, threads=arguments.threads)
     try:
+        await engine.perturb(None)
         player = Player(config, engine, lambda kind: Waits())
         rates = await compare(player, arguments.episodes, arguments.rounds, arguments.serial)
     finally:
