@@ -43,10 +43,10 @@ _POLL_S = (0.5, 10.0)
 
 _STAYING = """\
 # This script stays: it passes signals on, and queues the job again when it should be.
+trap 'kill -USR2 $!' USR2
+trap 'kill -TERM $!' TERM
 {command} &
 role=$!
-trap 'kill -USR2 $role' USR2
-trap 'kill -TERM $role' TERM
 wait $role
 while kill -0 $role 2>/dev/null; do wait $role; done  # a signal interrupts wait
 wait $role

@@ -406,7 +406,7 @@ class Worker:
                 log.info("the head has just started: %s", outlook.detail)
                 self.client.wait_again()
             case "fail":
-                raise silence
+                raise TransportError(str(silence))  # HeadSilent would be decided about again
 
     async def _probe_if_due(self, version: int) -> None:
         """Compare the live weights with the arena while they still are the member that was last evaluated."""
