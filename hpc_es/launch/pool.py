@@ -39,6 +39,7 @@ class Pool:
         self._file = paths.slurm / "restarts.json"
         self._began = time.time()
         self._closing = threading.Event()
+        self._restarting = threading.Lock()  # the head asks in a thread of its own
         self._thread = threading.Thread(target=self._keep, name="worker-jobs", daemon=True)
 
     def __enter__(self) -> "Pool":
@@ -55,6 +56,10 @@ class Pool:
 
     def restart_failed(self) -> list[str]:
         """Queue the worker jobs again that have failed, where that may help; their names. Errors: LaunchError."""
+        with self._restarting:
+            return self._restart_failed()
+
+    def _restart_failed(self) -> list[str]:
         failed = self._failed()
         if not failed or not any(seat.worker for seat in read_all(self._paths)):
             return []

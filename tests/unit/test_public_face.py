@@ -34,7 +34,9 @@ def test_loading_a_configuration_needs_no_torch() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False False\n"
 
 
-@pytest.mark.parametrize("name", ["load_config", "run", "submit", "attach", "read", "replay", "report", "plots", "Arena"])
+@pytest.mark.parametrize(
+    "name", ["load_config", "run", "submit", "attach", "read", "replay", "report", "plots", "Arena"]
+)
 def test_every_name_is_there_with_a_docstring(name: str) -> None:
     assert len(getattr(hpc_es, name).__doc__) > 50
 

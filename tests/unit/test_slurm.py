@@ -546,6 +546,23 @@ def test_the_newest_head_says_what_becomes_of_the_run(tmp_path: Path, states: di
     assert all(command[-2] == f"--jobs={outlook.job}" for command in cluster.asked), "one job, not the whole table"
 
 
+@pytest.mark.parametrize(
+    ("state", "seconds_running", "verdict"),
+    [
+        ("gone", None, "leave"),
+        ("queued", None, "requeue"),
+        ("running", 100.0, "wait"),
+        ("running", 700.0, "fail"),
+        ("running", None, "fail"),
+        ("unknown", None, "fail"),
+    ],
+)
+def test_a_worker_whose_head_is_silent_does_what_slurm_says_of_it(
+    state: str, seconds_running: float | None, verdict: str
+) -> None:
+    assert lookout.verdict(lookout.Outlook(state, seconds_running=seconds_running), 600.0) == verdict
+
+
 def test_sixty_four_workers_with_a_silent_head_ask_slurm_a_few_times_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
