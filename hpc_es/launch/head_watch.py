@@ -81,6 +81,8 @@ def outlook_of(head: Job) -> Outlook:
         return Outlook("gone", said, head.job_id)
     if status.state == NOT_KNOWN:
         return Outlook("unknown", said, head.job_id)
-    if status.state in ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED"):
+    if status.state == "COMPLETING":
+        return Outlook("ending", said, head.job_id)
+    if status.state in ("RUNNING", "SUSPENDED", "STOPPED"):
         return Outlook("running", said, head.job_id, status.seconds_running)
     return Outlook("queued", said, head.job_id)

@@ -2,7 +2,7 @@
 
     head silent for SILENCE_S ── ask, with longer and longer pauses ──► gone: the worker fails
                               └─ silent for transport.head_timeout ──► queued: the worker queues again, behind the head
-                                                                    ├► started lately: the worker waits once more
+                                                                    ├► just started, or ending: the worker waits again
                                                                     └► running, or nobody knows: the worker fails
 
 Invariant: a head that waits in the queue, however long, costs no worker. The decision is pure.
@@ -25,7 +25,8 @@ JITTER = 0.5
 class Outlook:
     """What the scheduler says about the newest head of the run."""
 
-    state: Literal["gone", "queued", "running", "unknown"]
+    state: Literal["gone", "queued", "running", "ending", "unknown"]
+    """ending: Slurm is clearing up after it, and will call it queued or gone soon."""
     detail: str = ""
     """For a person: job 12 is CANCELLED."""
     job: str = ""
@@ -57,6 +58,8 @@ def verdict(outlook: Outlook, head_timeout_s: float) -> Literal["leave", "requeu
             return "leave"
         case "queued":
             return "requeue"
+        case "ending":
+            return "wait"
         case "running" if outlook.seconds_running is not None and outlook.seconds_running < head_timeout_s:
             return "wait"  # it was in the queue for most of the silence, and loads a model now
         case _:

@@ -403,7 +403,7 @@ class Worker:
                 reason = f"the head waits in the queue: {outlook.detail}"
                 self._inbox.put_nowait(Ended(reason, finished=False, out_of_time=True))
             case "wait":
-                log.info("the head has just started: %s", outlook.detail)
+                log.info("waiting for the head: %s", outlook.detail)
                 self.client.wait_again()
             case "fail":
                 raise TransportError(str(silence))  # HeadSilent would be decided about again

@@ -301,7 +301,7 @@ def test_a_head_may_move_to_another_node_or_have_a_double(
 def test_a_failed_worker_returns_and_workers_queue_again_behind_a_head_that_waits(
     gate: Path, settings: Callable[..., Config], undisturbed: Submission, queue: Slurm
 ) -> None:
-    submission = slurm.submit(settings("transport.head_timeout=6s"))
+    submission = slurm.submit(settings("transport.head_timeout=10s"))
     paths, head = submission.paths, submission.head.job_id
     first, second = (f"{submission.workers.job_id}_{i}" for i in range(2))
     wait_for_work(submission, f"{first}.0", f"{second}.0")

@@ -530,6 +530,7 @@ def test_a_missing_log_is_reported_with_the_existing_ones(logs: RunPaths) -> Non
     [
         ({"101": "CANCELLED"}, "gone", "job 101 is CANCELLED"),
         ({"101": "PENDING"}, "queued", "job 101 is PENDING"),
+        ({"101": "COMPLETING"}, "ending", "job 101 is COMPLETING"),
         ({"101": "CANCELLED", "104": "RUNNING"}, "running", "job 104 is RUNNING"),
         ({"101": "RUNNING", "104": "FAILED"}, "gone", "job 104 is FAILED"),
         ({}, "unknown", ""),
@@ -551,6 +552,7 @@ def test_the_newest_head_says_what_becomes_of_the_run(tmp_path: Path, states: di
     [
         ("gone", None, "leave"),
         ("queued", None, "requeue"),
+        ("ending", None, "wait"),
         ("running", 100.0, "wait"),
         ("running", 700.0, "fail"),
         ("running", None, "fail"),
