@@ -6,10 +6,11 @@ restarts decides alike.
 
 from msgspec import structs
 
-from hpc_es.head.ledger import Entry, Ledger
+from hpc_es.head.ledger import Ledger
 from hpc_es.methods.base import Method
 from hpc_es.records import Assignment, Commit, EvalId, Purpose, Result
 from hpc_es.staleness import Verdict
+from hpc_es.store.history import Evaluation
 
 
 class Cohort:
@@ -35,7 +36,7 @@ class Cohort:
         """What is dispatched at this version, whoever is free."""
         return self.method.plan(self.schedule, self.ledger.version, self.ledger.pool)
 
-    def next_planned(self, num_workers: int) -> Entry | None:
+    def next_planned(self, num_workers: int) -> Evaluation | None:
         """What was planned and is to be handed out next: members first; but where they take several rounds, the last
         round comes after the evaluations of the policy, so that a full cohort need not wait for those to begin."""
         purposes = self._planned
@@ -93,14 +94,14 @@ class Cohort:
         pool = self.method.pool_change(self.ledger.pool, self.ledger.proposed)
         return commit if pool is None else structs.replace(commit, pool=pool)
 
-    def stale(self) -> list[Entry]:
+    def stale(self) -> list[Evaluation]:
         """Results that have waited too long, or came too late. Only what is dispatched on demand can be."""
         return self._judged(Verdict.stale) if self.on_demand else []
 
-    def _oldest(self) -> list[Entry]:
+    def _oldest(self) -> list[Evaluation]:
         return self._judged(Verdict.accept)[: self.schedule.population]
 
-    def _judged(self, verdict: Verdict) -> list[Entry]:
+    def _judged(self, verdict: Verdict) -> list[Evaluation]:
         """What waits and is judged so, sorted by (dispatch version, slot). Results of one version that were planned for
         one update fare alike."""
         return self.ledger.waiting_in(
@@ -110,6 +111,6 @@ class Cohort:
         )
 
 
-def _measured(entry: Entry) -> tuple[Assignment, Result]:
+def _measured(entry: Evaluation) -> tuple[Assignment, Result]:
     assert entry.result is not None
     return entry.assignment, entry.result

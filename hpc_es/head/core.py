@@ -43,12 +43,13 @@ from hpc_es.head.events import (
     Updated,
 )
 from hpc_es.head.instructions import Append, Exit, Instruction, SaveCheckpoint, Send, Train, Update
-from hpc_es.head.ledger import Entry, Ledger
+from hpc_es.head.ledger import Ledger
 from hpc_es.head.plane import Plane
 from hpc_es.methods.base import Method
 from hpc_es.quoting import MAX_MESSAGE, quote
 from hpc_es.records import Commit, Context, EvalId, Result, Weights, context_id
 from hpc_es.store import records as journal
+from hpc_es.store.history import Evaluation
 from hpc_es.transport import limits, messages
 from hpc_es.transport.backends import NOTHING, Offer
 from hpc_es.transport.messages import AnyMessage
@@ -218,7 +219,7 @@ class Core:
         """Void the evaluation as failed if this worker held its lease; other workers are not affected."""
         result, name, now = report.result, report.worker, self._now
         self._tell(name, "error", f"result {result.eval_id} of worker {quote(name)} is refused", why)
-        worker, entry = self.crew.workers.get(name), self.ledger.entries.get(result.eval_id)
+        worker, entry = self.crew.workers.get(name), self.ledger.evaluations.get(result.eval_id)
         if worker is not None and worker.lease == result.eval_id:
             self.crew.give(worker, None)
         if entry is not None and entry.state == "leased" and entry.worker == name:
@@ -308,20 +309,20 @@ class Core:
         self._send(worker.name, messages.Welcome(self.ledger.version, self.config_digest))
         if self.stopping is not None and not self.comes_back:
             self._send(worker.name, messages.Leave(self.stopping, False))
-        entry = self.ledger.entries.get(hello.holding) if hello.holding else None
-        is_known = entry is not None and entry.state in ("reported", "counted", "discarded")
+        entry = self.ledger.evaluations.get(hello.holding) if hello.holding else None
+        is_known = entry is not None and entry.state in ("reported", "accepted", "discarded")
         self._holds(worker, None if is_known else hello.holding)
         if worker.name in self.crew.workers:
             self.plane.welcome(worker, hello, self.ledger.version)
 
     def _report(self, report: messages.Report) -> None:
         result, now = report.result, self._now
-        entry = self.ledger.entries.get(result.eval_id)
+        entry = self.ledger.evaluations.get(result.eval_id)
         worker = self.crew.workers.get(report.worker)
         if worker is not None and worker.lease == result.eval_id:
             self.crew.give(worker, None)
         self._send(report.worker, messages.Ack(result.eval_id))
-        if entry is None or entry.state not in ("queued", "leased"):
+        if entry is None or entry.state not in ("planned", "leased"):
             return  # a duplicate, or void: acknowledged so that it is not sent again, never counted
         if (why := why_no_result(report, entry.assignment, now - min(self.ledger.began, self._began))) is not None:
             self._refuse_result(report, why)
@@ -348,7 +349,7 @@ class Core:
                 context = Context(name, result.text, parents, "", result.eval_id, result.fitness)
                 self._append(journal.Proposed(self._now, context))
 
-    def _fail_evaluation(self, entry: Entry, failed: Result, worker: str, started: float, finished: float) -> None:
+    def _fail_evaluation(self, entry: Evaluation, failed: Result, worker: str, started: float, finished: float) -> None:
         """Record a failed evaluation and plan its replacement; fail the run if too many have failed in a row."""
         error = failed.error or "it failed without an error message"
         self._append(journal.Reported(self._now, worker, failed, started, finished, max(entry.attempts, 1)))
@@ -364,7 +365,7 @@ class Core:
             if entry.result.digest != self.ledger.digests[version]:
                 self._quarantine(entry)
 
-    def _quarantine(self, entry: Entry) -> None:
+    def _quarantine(self, entry: Evaluation) -> None:
         assert entry.result is not None
         version, wrong, name = entry.assignment.version, entry.result.digest, entry.worker or ""
         self._replace(
@@ -381,7 +382,7 @@ class Core:
             self.crew.mark(worker, "rebuilding")
             self._send(name, messages.Rebuild(version))
 
-    def _replace(self, entry: Entry, reason: str) -> None:
+    def _replace(self, entry: Evaluation, reason: str) -> None:
         """Void an evaluation and plan its replacement; in on-demand schedules a new member takes its place later."""
         self._void(entry, reason)
         self._tell(entry.worker or "", "warning", f"evaluation {entry.assignment.eval_id} is void", reason)
@@ -389,10 +390,10 @@ class Core:
             again = self.method.replacement(entry.assignment)
             self._append(journal.Planned(self._now, again.version, (again,)))
 
-    def _void(self, entry: Entry, reason: str) -> None:
+    def _void(self, entry: Evaluation, reason: str) -> None:
         self._append(journal.Voided(self._now, entry.assignment.eval_id, reason))
 
-    def _made_on_demand(self, entry: Entry) -> bool:
+    def _made_on_demand(self, entry: Evaluation) -> bool:
         return self.cohort.on_demand and entry.assignment.purpose == "train"
 
     # --- leases ----------------------------------------------------------------------------------------------
@@ -404,11 +405,11 @@ class Core:
         if worker.name not in self.crew.workers:
             return  # it gave up too many leases
         self.crew.give(worker, eval_id)
-        entry = self.ledger.entries.get(eval_id) if eval_id else None
-        if entry is not None and entry.state == "queued":
+        entry = self.ledger.evaluations.get(eval_id) if eval_id else None
+        if entry is not None and entry.state == "planned":
             self._lease(entry, worker)
 
-    def _lease(self, entry: Entry, worker: Worker) -> None:
+    def _lease(self, entry: Evaluation, worker: Worker) -> None:
         eval_id = entry.assignment.eval_id
         self._append(journal.Leased(self._now, eval_id, worker.name, entry.attempts + 1))
         self.crew.give(worker, eval_id)
@@ -417,7 +418,7 @@ class Core:
         holder = self.crew.workers.get(worker)
         if holder is not None and holder.lease == eval_id:
             self.crew.give(holder, None)
-        entry = self.ledger.entries.get(eval_id)
+        entry = self.ledger.evaluations.get(eval_id)
         if entry is not None and entry.state == "leased" and entry.worker == worker:
             self._append(journal.Unleased(self._now, eval_id, worker, reason))
             if self._made_on_demand(entry):
@@ -438,7 +439,7 @@ class Core:
         for worker in self.crew.silent_since(self._now - transport.heartbeat_timeout):
             self._lose(worker.name, f"silent for more than {transport.heartbeat_timeout:g} s")
         for worker in list(self.crew.workers.values()):
-            entry = self.ledger.entries.get(worker.lease) if worker.lease else None
+            entry = self.ledger.evaluations.get(worker.lease) if worker.lease else None
             if entry is None or entry.worker != worker.name or entry.state != "leased":
                 continue
             if self._now - entry.leased_at > transport.lease_timeout:
@@ -478,12 +479,12 @@ class Core:
             self._lose(worker.name, worker.dismissal or "")
         self._exit_if_done()
 
-    def _next_entry(self) -> Entry | None:
+    def _next_entry(self) -> Evaluation | None:
         """Next evaluation to hand out; in on-demand schedules a member is planned when a worker is free for it."""
         entry = self.cohort.next_planned(len(self.crew.workers))
         if entry is None and (assignment := self.cohort.next_member()) is not None:
             self._append(journal.Planned(self._now, assignment.version, (assignment,)))
-            entry = self.ledger.entries[assignment.eval_id]
+            entry = self.ledger.evaluations[assignment.eval_id]
         return entry
 
     def _discard_stale(self) -> None:

@@ -21,7 +21,7 @@ from hpc_es.config import Config, compare, load
 from hpc_es.errors import ConfigError, VerifyError
 from hpc_es.methods.base import Cohort
 from hpc_es.paths import RunPaths
-from hpc_es.recorded.verify import History, cohort_of, collect
+from hpc_es.recorded.verify import AuditedHistory, cohort_of
 from hpc_es.records import Assignment, Commit, Result
 from hpc_es.seeds import derive
 from hpc_es.staleness import lag
@@ -120,7 +120,7 @@ def counterfactual(
     cosines; 0: none. Errors: ConfigError when nothing is changed, or when the log cannot answer; VerifyError when the
     log lacks a result, or the centre's for es.baseline=centre; StoreError, ModelError.
     """
-    history = collect(read_journal(run))
+    history = AuditedHistory(read_journal(run))
     config = changed_config(run, history.config, overrides)
     method = methods.make(config)
     changes = tuple(_changes(history.config, config, drop))
@@ -128,7 +128,7 @@ def counterfactual(
         raise ConfigError("nothing would change: give an option, e.g. --shaping centred_ranks, or --drop stale")
     ranges = sample_ranges(history.config, sample) if sample else ()
     lines, committed, others = [], list[Direction](), list[Direction]()
-    for commit in history.commits:
+    for commit in history.commits.values():
         cohort = _whole_cohort(history, commit)
         kept = drop.kept(cohort, commit.version) if drop else cohort
         other = method.commit(commit.version, kept, history.centres) if len(kept) > 1 else None
@@ -155,7 +155,7 @@ def changed_config(run: Path, config: Config, overrides: Sequence[str]) -> Confi
     return config.model_copy(update={"es": changed.es})
 
 
-def _whole_cohort(history: History, commit: Commit) -> Cohort:
+def _whole_cohort(history: AuditedHistory, commit: Commit) -> Cohort:
     """The evaluations that a commit consumed, with their results. Errors: VerifyError when the journal lacks one."""
     cohort = cohort_of(history, commit)
     if len(cohort) < len(commit.consumed):

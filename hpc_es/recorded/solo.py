@@ -17,12 +17,11 @@ from hpc_es import envs, methods
 from hpc_es.config import Config, load, refuse_another
 from hpc_es.engine import start_generator
 from hpc_es.engine.base import Engine, Generator
-from hpc_es.errors import ConfigError, DigestMismatch, EngineError, StoreError
+from hpc_es.errors import ConfigError, DigestMismatch, EngineError
 from hpc_es.paths import RunPaths
 from hpc_es.records import Assignment, Commit, EvalId, Member, Result
 from hpc_es.results import fitness_of
-from hpc_es.store import records as journal
-from hpc_es.store.journal import read_journal
+from hpc_es.store.history import History
 from hpc_es.worker.catch_up import CatchUp
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import Trajectory
@@ -47,16 +46,21 @@ class Recorded:
     def read(cls, root: Path) -> "Recorded":
         """Errors: ConfigError when config.yaml is not what the run began with; StoreError when nothing has run."""
         paths = RunPaths(root)
-        config = load(paths.config).config
-        recorded, began_with = cls(paths, config, {}, {}, {}, {}), ""
-        for record in read_journal(root):
-            if isinstance(record, journal.Started):
-                began_with = began_with or record.config_json
-            recorded._add(record)
-        if not recorded.digests:
-            raise StoreError(f"{root} has no journal: it is not the folder of a run that has begun")
-        refuse_another(began_with, config, paths.config)
-        return recorded
+        config, history = load(paths.config).config, _Fitness.read(root)
+        refuse_another(history.config_json, config, paths.config)
+        known = {
+            eval_id: each
+            for eval_id, each in history.evaluations.items()
+            if each.assignment.member is not None and each.state != "void"
+        }
+        return cls(
+            paths,
+            config,
+            history.commits,
+            history.digests,
+            {eval_id: each.assignment for eval_id, each in known.items()},
+            {eval_id: each.result for eval_id, each in known.items() if each.result is not None},
+        )
 
     @classmethod
     def frozen(cls, paths: RunPaths, config: Config) -> "Recorded":
@@ -71,23 +75,12 @@ class Recorded:
             raise ConfigError(f"version {version} does not exist: {self.paths.root} has versions 0 to {newest}")
         return version
 
-    def _add(self, record: journal.AnyRecord) -> None:
-        match record:
-            case journal.Started(base_digest=digest):
-                self.digests[0] = digest
-            case journal.Committed(commit=commit):
-                self.commits[commit.version] = commit
-            case journal.Digested(version=version, digest=digest):
-                self.digests[version] = digest
-            case journal.Planned(assignments=assignments):
-                self.members.update({a.eval_id: a for a in assignments if a.member is not None})
-            case journal.Reported(result=result) if result.error is None and result.eval_id in self.members:
-                self.results[result.eval_id] = replace(result, episodes=())
-            case journal.Voided(eval_id=eval_id):
-                self.members.pop(eval_id, None)
-                self.results.pop(eval_id, None)
-            case _:
-                pass
+
+class _Fitness(History):
+    """A history that remembers the fitness of good results, and not their episodes."""
+
+    def _kept(self, result: Result) -> Result | None:
+        return replace(result, episodes=()) if result.error is None else None
 
 
 class Solo:

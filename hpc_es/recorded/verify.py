@@ -9,7 +9,7 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -18,17 +18,16 @@ from hpc_es.config.load import from_record, load, refuse_another, refuse_evaluat
 from hpc_es.config.schema import Config
 from hpc_es.envs.manifest import read_tasks
 from hpc_es.errors import ConfigError, StoreError, VerifyError
-from hpc_es.head.ledger import Ledger
 from hpc_es.methods.base import Cohort, Method
 from hpc_es.params import Arena, checkpoint
 from hpc_es.params.rebuild import bring_to
 from hpc_es.paths import RunPaths
-from hpc_es.records import Assignment, Commit, EvalId, Result, Weights
-from hpc_es.results import why_unbelievable
+from hpc_es.records import Commit, EvalId, Result, Weights
 from hpc_es.staleness import Composed
 from hpc_es.store import records as journal
 from hpc_es.store.frames import END_MARK_BYTES
 from hpc_es.store.hdf5_tables import hdf5_end, why_damaged
+from hpc_es.store.history import History, why_void
 from hpc_es.store.journal import read_journal, warn_python
 from hpc_es.store.later import read_later
 
@@ -74,29 +73,36 @@ class VerifyReport:
         return not self.problems
 
 
-@dataclass
-class History:
-    """The journal, sorted by what it is about."""
+class AuditedHistory(History):
+    """The history of a run with everything that contradicts itself in it."""
 
-    config: Config
-    base_digest: int
-    config_json: str = ""
-    """What the run began with."""
-    run_ids: set[str] = field(default_factory=set)
-    """More than one where the run was renamed."""
-    planned: dict[EvalId, Assignment] = field(default_factory=dict)
-    results: dict[EvalId, Result] = field(default_factory=dict)
-    void: set[EvalId] = field(default_factory=set)
-    discarded: set[EvalId] = field(default_factory=set)
-    centres: dict[int, float] = field(default_factory=dict)
-    """Fitness of the unperturbed centre on the members' batch, by version; the last one, where one was voided."""
-    commits: list[Commit] = field(default_factory=list)
-    digests: dict[int, int] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    def __init__(self, records: Iterable[journal.AnyRecord]) -> None:
+        """Errors: VerifyError when there are no records, or when the first is not the start of a head."""
+        super().__init__()
+        self.problems: list[str] = []
+        for record in records:
+            if not self.config_json and not isinstance(record, journal.Started):
+                raise VerifyError("the journal does not begin with the start of a head")
+            try:
+                self.apply(record)
+            except StoreError as error:
+                self.problems.append(str(error))
+        if not self.config_json:
+            raise VerifyError("there are no records")
+
+    @cached_property
+    def config(self) -> Config:
+        """The configuration that the run began with."""
+        return from_record(self.config_json)
 
     @cached_property
     def method(self) -> Method:
         return methods.make(self.config)
+
+    @property
+    def results(self) -> dict[EvalId, Result]:
+        """Every result that was reported."""
+        return {eval_id: each.result for eval_id, each in self.evaluations.items() if each.result is not None}
 
 
 def verify(run: Path, *, model: Path | None = None, say: Say = lambda text: None) -> VerifyReport:
@@ -124,68 +130,41 @@ def replay(run: Path, version: int | None = None, *, model: Path | None = None) 
     run had.
     """
     history = _read(run)
-    last = len(history.commits)
+    last = history.version
     version = last if version is None else version
     if not 0 <= version <= last:
         raise ConfigError(f"{run} has no version {version}; it has 0 to {last}")
     arena = load_base(history, model)
     if arena.base_digest != history.base_digest:
         raise VerifyError(_wrong_base(arena.base_digest, history.base_digest))
-    commits = {commit.version: commit for commit in history.commits}
-    bring_to(version, arena, RunPaths(run), commits, history.digests)
+    bring_to(version, arena, RunPaths(run), history.commits, history.digests)
     return arena
 
 
-def _read(run: Path) -> History:
+def _read(run: Path) -> AuditedHistory:
     """The history of a run folder. Errors: as verify; VerifyError with what is there when nothing was recorded."""
     records = read_journal(run)
     first = next(records, None)
     if first is not None:
-        return collect(itertools.chain([first], records))
+        return AuditedHistory(itertools.chain([first], records))
     segments = [f"{path.name} ({path.stat().st_size} bytes)" for _, path in RunPaths(run).segments()]
     what = f"no valid record in {', '.join(segments)}" if segments else "no journal"
     raise VerifyError(f"{run} has {what}: nothing has run here, or its journal is lost")
 
 
-def load_base(history: History, model: Path | None = None) -> Arena:
+def load_base(history: AuditedHistory, model: Path | None = None) -> Arena:
     """theta_0 of the run's base model."""
     settings, optimiser = history.config.model, history.config.es.optimiser.kind
     return Arena.from_pretrained(model or settings.path, settings.include, settings.exclude, optimiser=optimiser)
 
 
-def collect(records: Iterable[journal.AnyRecord]) -> History:
-    """Sort the records. Errors: VerifyError when there is no first record."""
-    history: History | None = None
-    ledger, contradiction = Ledger(), ""
-    for record in records:
-        if not contradiction:
-            try:
-                ledger.apply(record)
-            except StoreError as error:
-                contradiction = str(error)
-        if isinstance(record, journal.Started):
-            history = history or History(from_record(record.config_json), record.base_digest, record.config_json)
-            history.run_ids.add(record.run_id)
-            if record.base_digest != history.base_digest:
-                history.problems.append(f"generation {record.generation} began on another base model")
-        elif history is None:
-            raise VerifyError("the journal does not begin with the start of a head")
-        else:
-            _sort_in(history, record)
-    if history is None:
-        raise VerifyError("there are no records")
-    if contradiction:
-        history.problems.append(contradiction)
-    return history
-
-
-def check(history: History, arena: Arena, *, say: Say = lambda text: None) -> VerifyReport:
+def check(history: AuditedHistory, arena: Arena, *, say: Say = lambda text: None) -> VerifyReport:
     """Check a history against an arena that holds theta_0; the arena ends at the last version."""
     problems = list(history.problems)
     if arena.base_digest != history.base_digest:
         problems.append(_wrong_base(arena.base_digest, history.base_digest))
     counted: dict[EvalId, int] = {}
-    for expected, commit in enumerate(history.commits, start=1):
+    for expected, commit in enumerate(history.commits.values(), start=1):
         if commit.version != expected:
             problems.append(f"update {expected} is missing: the journal continues with {commit.version}")
             return VerifyReport([], len(history.results), len(counted), problems)
@@ -202,35 +181,7 @@ def check(history: History, arena: Arena, *, say: Say = lambda text: None) -> Ve
     return VerifyReport(versions, len(history.results), len(counted), problems)
 
 
-def _sort_in(history: History, record: journal.AnyRecord) -> None:
-    match record:
-        case journal.Planned(assignments=assignments):
-            for assignment in assignments:
-                if assignment.eval_id in history.planned:
-                    history.problems.append(f"evaluation {assignment.eval_id} was planned twice")
-                history.planned[assignment.eval_id] = assignment
-        case journal.Reported(result=result):
-            if result.eval_id in history.results:
-                history.problems.append(f"evaluation {result.eval_id} was reported twice")
-            history.results[result.eval_id] = result
-            if result.eval_id.purpose == "centre" and result.error is None:
-                history.centres[result.eval_id.version] = result.fitness
-        case journal.Voided(eval_id=eval_id):
-            history.void.add(eval_id)
-        case journal.Discarded(eval_id=eval_id):
-            history.discarded.add(eval_id)
-        case journal.Committed(commit=commit):
-            history.commits.append(commit)
-            if isinstance(commit.body, Weights):
-                history.digests.setdefault(commit.version, commit.body.digest)
-        case journal.Digested(version=version, digest=digest):
-            if history.digests.setdefault(version, digest) != digest:
-                history.problems.append(f"two digests were recorded for theta_{version}")
-        case _:
-            pass
-
-
-def _check_members(history: History, commit: Commit, counted: dict[EvalId, int]) -> list[str]:
+def _check_members(history: AuditedHistory, commit: Commit, counted: dict[EvalId, int]) -> list[str]:
     """Each member is an evaluation that was planned, reported, not void, not counted before, and the same member."""
     problems = []
     order = [(each.eval_id.version, each.eval_id.slot) for each in commit.consumed]
@@ -241,24 +192,22 @@ def _check_members(history: History, commit: Commit, counted: dict[EvalId, int])
         if each.eval_id in counted:
             problems.append(f"{where}: already counted in update {counted[each.eval_id]}")
         counted[each.eval_id] = commit.version
-        if each.eval_id in history.void:
-            problems.append(f"{where}: void")
-        if each.eval_id in history.discarded:
-            problems.append(f"{where}: discarded as stale")
-        result = history.results.get(each.eval_id)
+        evaluation = history.evaluations.get(each.eval_id)
+        if evaluation is None or evaluation.assignment.purpose != "train":
+            problems.append(f"{where}: never planned as a candidate")
+            continue
+        if evaluation.state in ("void", "discarded"):
+            problems.append(f"{where}: {evaluation.state}")
+        result = evaluation.result
         if result is None or result.error is not None:
             problems.append(f"{where}: no result was reported")
         elif result.fitness != each.fitness:
             problems.append(f"{where}: fitness {each.fitness}, but {result.fitness} was reported")
-        assignment = history.planned.get(each.eval_id)
-        if assignment is None or assignment.purpose != "train":
-            problems.append(f"{where}: never planned as a candidate")
-        else:
-            problems += [f"{where}: {text}" for text in history.method.faults_in_assignment(assignment)]
+        problems += [f"{where}: {text}" for text in history.method.faults_in_assignment(evaluation.assignment)]
     return problems
 
 
-def _check_lags(history: History, commit: Commit) -> list[str]:
+def _check_lags(history: AuditedHistory, commit: Commit) -> list[str]:
     """The cohort is full, within the bound on lag, and of the composition that the schedule states."""
     where, method, schedule = f"update {commit.version}", history.method, history.method.schedule()
     if len(commit.consumed) != method.cohort_size:
@@ -278,7 +227,7 @@ def _check_lags(history: History, commit: Commit) -> list[str]:
     ]
 
 
-def _check_scalars(history: History, commit: Commit) -> list[str]:
+def _check_scalars(history: AuditedHistory, commit: Commit) -> list[str]:
     """The body, and whatever else an update consists of, from the recorded results."""
     where, cohort = f"update {commit.version}", cohort_of(history, commit)
     if len(cohort) < len(commit.consumed):
@@ -290,33 +239,34 @@ def _check_scalars(history: History, commit: Commit) -> list[str]:
     return [f"{where}, {fault}" for fault in faults]
 
 
-def cohort_of(history: History, commit: Commit) -> Cohort:
+def cohort_of(history: AuditedHistory, commit: Commit) -> Cohort:
     """The consumed evaluations of a commit that the journal has, with their results."""
-    found = ((history.planned.get(each.eval_id), history.results.get(each.eval_id)) for each in commit.consumed)
-    return [(assignment, result) for assignment, result in found if assignment is not None and result is not None]
+    found = [history.evaluations.get(each.eval_id) for each in commit.consumed]
+    return [(each.assignment, each.result) for each in found if each is not None and each.result is not None]
 
 
-def _rebuild(history: History, arena: Arena, say: Say) -> list[VersionLine]:
-    if any(isinstance(commit.body, Weights) for commit in history.commits):
+def _rebuild(history: AuditedHistory, arena: Arena, say: Say) -> list[VersionLine]:
+    all_commits = list(history.commits.values())
+    if any(isinstance(commit.body, Weights) for commit in all_commits):
         return _claimed(history, arena)
     versions = [VersionLine(0, arena.digest(), history.digests.get(0, history.base_digest), 0.0, 0, None)]
-    for begin in range(0, len(history.commits), COMMITS_PER_PASS):
-        commits = history.commits[begin : begin + COMMITS_PER_PASS]
+    for begin in range(0, len(all_commits), COMMITS_PER_PASS):
+        commits = all_commits[begin : begin + COMMITS_PER_PASS]
         report = arena.apply(commits)
         for commit, digest, norm in zip(commits, report.digests, report.update_norms, strict=True):
             count = len(commit.consumed)
             fitness = sum(each.fitness for each in commit.consumed) / count if count else None
             recorded = history.digests.get(commit.version)
             versions.append(VersionLine(commit.version, digest, recorded, norm, count, fitness, commit.null))
-        say(f"rebuilt theta_{arena.version} of {len(history.commits)}")
+        say(f"rebuilt theta_{arena.version} of {len(all_commits)}")
     return versions
 
 
-def _claimed(history: History, arena: Arena) -> list[VersionLine]:
+def _claimed(history: AuditedHistory, arena: Arena) -> list[VersionLine]:
     """The versions of a run whose commits are a trainer's weights: they cannot be computed again. What can be proven of
     them is proven elsewhere: the digests of the checkpoints that were kept, and the schedule."""
     lines = [VersionLine(0, arena.digest(), history.digests.get(0, history.base_digest), 0.0, 0, None)]
-    for commit in history.commits:
+    for commit in history.commits.values():
         digest, count = history.digests[commit.version], len(commit.consumed)
         norm = commit.body.update_norm if isinstance(commit.body, Weights) else 0.0
         fitness = sum(each.fitness for each in commit.consumed) / count
@@ -324,17 +274,15 @@ def _claimed(history: History, arena: Arena) -> list[VersionLine]:
     return lines
 
 
-def _check_results(history: History, digests: dict[int, int]) -> list[str]:
+def _check_results(history: AuditedHistory, digests: dict[int, int]) -> list[str]:
     """Every result that was not voided can have come of its assignment, and was measured around the theta that its
     version names."""
     problems = []
-    for eval_id, result in history.results.items():
-        if result.error is not None or eval_id in history.void:
+    for eval_id, evaluation in history.evaluations.items():
+        result = evaluation.result
+        if result is None or result.error is not None or evaluation.state == "void":
             continue
-        assignment = history.planned.get(eval_id)
-        if assignment is None:
-            problems.append(f"evaluation {eval_id} was reported, but never planned")
-        elif (why := why_unbelievable(assignment, result)) is not None:
+        if (why := why_void(evaluation)) is not None:
             problems.append(f"evaluation {eval_id}: its result does not fit together: {why}")
         digest = digests.get(eval_id.version, result.digest)
         if digest != result.digest:
@@ -342,7 +290,7 @@ def _check_results(history: History, digests: dict[int, int]) -> list[str]:
     return problems
 
 
-def _check_checkpoints(history: History, arena: Arena, written: list[tuple[int, Path]]) -> list[str]:
+def _check_checkpoints(history: AuditedHistory, arena: Arena, written: list[tuple[int, Path]]) -> list[str]:
     """Every checkpoint is intact, and of a version that the journal has. The arena ends at any version."""
     problems = []
     for _, folder in written:
@@ -355,7 +303,7 @@ def _check_checkpoints(history: History, arena: Arena, written: list[tuple[int, 
     return problems
 
 
-def _check_config(paths: RunPaths, history: History) -> list[str]:
+def _check_config(paths: RunPaths, history: AuditedHistory) -> list[str]:
     """The journal is that of this run folder: config.yaml, where there is one, computes the same."""
     if not paths.config.exists():
         return []
@@ -377,7 +325,7 @@ def _check_tasks(paths: RunPaths) -> list[str]:
     return problems
 
 
-def _check_tables(paths: RunPaths, history: History) -> list[str]:
+def _check_tables(paths: RunPaths, history: AuditedHistory) -> list[str]:
     """run.h5, where there is one, holds what was written, and is of this run."""
     if not os.path.lexists(paths.hdf5):
         return []
@@ -392,7 +340,7 @@ def _check_tables(paths: RunPaths, history: History) -> list[str]:
     return []
 
 
-def _check_later_evals(paths: RunPaths, history: History, versions: list[VersionLine]) -> list[str]:
+def _check_later_evals(paths: RunPaths, history: AuditedHistory, versions: list[VersionLine]) -> list[str]:
     """Every evaluation that was made afterwards is of this run, and saw the theta that its version names."""
     digests = {line.version: line.digest for line in versions}
     merged = end.later_evals if (end := hdf5_end(paths.hdf5)) else {}

@@ -181,7 +181,10 @@ def test_a_slow_evaluation_is_discarded_when_it_comes_too_late_and_is_never_coun
     slow_worker(stage, slow.name)
     stage.run()
     check(stage)
-    assert stage.core.ledger.entries[late].state in ("leased", "discarded")  # it may still be at it when the run ends
+    assert stage.core.ledger.evaluations[late].state in (
+        "leased",
+        "discarded",
+    )  # it may still be at it when the run ends
     assert all(record.eval_id == late for record in records_of(stage, journal.Discarded))
 
 
@@ -219,7 +222,7 @@ def test_hold_continues_when_the_slow_worker_is_lost():
     stage.kill_worker(slow.name)
     stage.run()
     check(stage)
-    assert stage.core.ledger.entries[late].state == "void"
+    assert stage.core.ledger.evaluations[late].state == "void"
 
 
 def test_a_hundred_results_dropped_in_a_row_do_not_stop_a_run():
@@ -255,7 +258,7 @@ def test_a_natural_evaluation_survives_a_restart_of_the_head_in_the_hands_of_its
     stage.move("finish seat-2.2")
     stage.run()
     check(stage)
-    assert stage.core.ledger.entries[held].state == "counted"
+    assert stage.core.ledger.evaluations[held].state == "accepted"
     assert not records_of(stage, journal.Voided)
 
 
@@ -278,7 +281,7 @@ def test_a_new_head_does_not_reassign_an_evaluation_about_to_be_reported():
     stage.start_head()
     stage.run()
     check(stage)
-    assert stage.core.ledger.entries[done].state == "counted"
+    assert stage.core.ledger.evaluations[done].state == "accepted"
     assert [r.worker for r in records_of(stage, journal.Leased) if r.eval_id == done] == [busy.name] * 2  # by each head
     assert not records_of(stage, journal.Voided)
 

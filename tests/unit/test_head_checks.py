@@ -183,7 +183,7 @@ def test_a_mean_that_python_added_up_otherwise_is_one():
     _, report = about_to_report(stage)
     episodes = tuple(replace(episode, reward=0.1) for episode in report.result.episodes)
     for fitness in (0.1, sum([0.1] * 10) / 10):  # as from Python 3.12 on, and before
-        assignment = stage.core.ledger.entries[report.result.eval_id].assignment
+        assignment = stage.core.ledger.evaluations[report.result.eval_id].assignment
         result = replace(report.result, episodes=episodes, fitness=fitness)
         assert checks.why_no_result(replace(report, result=result), assignment, 1.0) is None
 
@@ -382,7 +382,7 @@ def test_no_worker_can_lease_more_than_one_evaluation():
     worker = stage.busy_worker("seat-0")
     for slot in range(4):
         say(stage, messages.HandBack(worker.name, EvalId(7, 7), "x", holding=EvalId(0, slot)))
-    leased = [entry for entry in stage.core.ledger.entries.values() if entry.state == "leased"]
+    leased = [entry for entry in stage.core.ledger.evaluations.values() if entry.state == "leased"]
     assert len(leased) == 1
     assert leased[0].assignment.eval_id == stage.core.crew.workers[worker.name].lease
 
@@ -473,9 +473,9 @@ def test_the_head_continues_with_a_sound_journal_whatever_messages_arrive(data):
 def refuse_impossible_records(stage: Stage) -> None:
     """Every number is finite, every text is bounded, and every result that counts is possible."""
     started = replace(stage.records[0], config_json=stage.config.model_dump_json())
-    history = verify.collect([started, *(r for r in stage.records[1:] if not isinstance(r, journal.Started))])
+    history = verify.AuditedHistory([started, *(r for r in stage.records[1:] if not isinstance(r, journal.Started))])
     assert verify._check_results(history, stage.core.ledger.digests) == []
-    for commit in history.commits:
+    for commit in history.commits.values():
         assert verify._check_scalars(history, commit) == []
     for record in stage.records:
         if isinstance(record, journal.Reported) and record.result.error is not None:

@@ -237,7 +237,7 @@ COMMIT = built_commit(1, 0.5, (Counted(EvalId(0, 0), 7, 1, 0.5, 0, 1.0, 0.0, 0.0
 CONTRADICTIONS: dict[str, tuple[list[AnyRecord], str]] = {
     "never planned": ([Leased(1.0, EvalId(0, 5), "w", 1)], "evaluation .* was never planned"),
     "planned twice": ([Planned(1.0, 0, (PLANNED, PLANNED))], "planned twice"),
-    "committed without a result": ([Planned(1.0, 0, (PLANNED,)), Committed(1.0, COMMIT)], "which is queued"),
+    "committed without a result": ([Planned(1.0, 0, (PLANNED,)), Committed(1.0, COMMIT)], "which is planned"),
     "a commit is missing": ([Committed(1.0, replace(COMMIT, version=2))], "commit 2 follows commit 0"),
     "a commit that consumes nothing": ([Committed(1.0, replace(COMMIT, consumed=()))], "consumes nothing"),
     "a digest without its commit": ([Digested(1.0, 1, 5, 0.1, 0.1)], "digest of theta_1, but no commit"),

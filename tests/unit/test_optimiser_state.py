@@ -19,8 +19,8 @@ from hpc_es.recorded.verify import replay, verify
 from hpc_es.records import Commit, Episode, Member, Result
 from hpc_es.store import first_schema
 from hpc_es.store import records as journal
+from hpc_es.store.history import History
 from hpc_es.store.journal import JournalWriter
-from hpc_es.store.model import read_model
 from hpc_es.store.records import SCHEMA_VERSION
 
 KINDS: list[Kind] = ["momentum", "adam"]
@@ -173,7 +173,7 @@ def test_replay_and_verify_rebuild_the_state_from_the_journal(config: Config, tm
     assert verify(run.root).problems == []
     for version, digest in enumerate(digests):
         assert replay(run.root, version).digest() == digest
-    assert list(read_model(run.root).commits) == commits(config)
+    assert list(History.read(run.root).commits.values()) == commits(config)
 
 
 def test_an_exported_folder_can_be_checked_without_the_state(config: Config, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hpc_es.methods.evaluation import plan_evaluation
 from hpc_es.params import Arena, checkpoint
 from hpc_es.paths import RunPaths
 from hpc_es.recorded.evaluate import started
-from hpc_es.recorded.verify import check, collect, replay, verify
+from hpc_es.recorded.verify import AuditedHistory, check, replay, verify
 from hpc_es.records import Commit, Episode, EvalId, Result
 from hpc_es.store import records as journal
 from hpc_es.store.hdf5 import rebuild
@@ -92,7 +92,7 @@ def write(root: Path, records: Sequence[journal.AnyRecord]) -> None:
 
 def test_an_honest_run_has_no_problems(config: Config) -> None:
     lines: list[str] = []
-    report = check(collect(made_up_run(config, base(config))), base(config), say=lines.append)
+    report = check(AuditedHistory(made_up_run(config, base(config))), base(config), say=lines.append)
     assert report.ok, report.problems
     assert [line.version for line in report.versions] == list(range(NUM_UPDATES + 1))
     assert all(line.ok and line.digest == line.recorded for line in report.versions)
@@ -105,7 +105,7 @@ def test_an_honest_run_has_no_problems(config: Config) -> None:
 
 def test_a_run_that_stopped_between_commit_and_digest_has_no_problems(config: Config) -> None:
     records = [r for r in made_up_run(config, base(config)) if not (isinstance(r, journal.Digested) and r.version == 5)]
-    report = check(collect(records), base(config))
+    report = check(AuditedHistory(records), base(config))
     assert report.ok, report.problems
     assert report.versions[-1].recorded is None
 
@@ -205,7 +205,7 @@ FORGERIES = {
     ),
     "a void member": (of_member(lambda m: m._replace(eval_id=EvalId(1, 1)), slot=1), "void"),
     "a plan": (without_plan, "never planned"),
-    "an update": (without_update, "update 2 is missing"),
+    "an update": (without_update, "commit 3 follows commit 1: an update is missing"),
     "a result twice": (reported_again, "reported twice"),
     "a result's digest": (of_results(lambda r: replace(r, digest=r.digest + 1)), "saw digest"),
     "an episode's reward": (of_episodes(lambda e: replace(e, reward=e.reward + 0.5)), "the mean of"),
@@ -221,7 +221,7 @@ FORGERIES = {
     "a digest that is none": (of_results(lambda r: replace(r, digest=-1)), "digest is -1"),
     "an evaluation nobody planned": (
         of_results(lambda r: replace(r, eval_id=EvalId(r.eval_id.version, 77))),
-        "was reported, but never planned",
+        "speaks of evaluation 1.77, which was never planned",
     ),
     "a result's failure": (of_results(lambda r: replace(r, error="worker")), "no result was reported"),
 }
@@ -229,7 +229,7 @@ FORGERIES = {
 
 @pytest.mark.parametrize(("forge", "problem"), FORGERIES.values(), ids=FORGERIES)
 def test_a_forged_record_is_found(config: Config, forge: Callable[[Records], Records], problem: str) -> None:
-    report = check(collect(forge(made_up_run(config, base(config)))), base(config))
+    report = check(AuditedHistory(forge(made_up_run(config, base(config)))), base(config))
     assert not report.ok
     assert any(problem in text for text in report.problems), report.problems
 
@@ -238,13 +238,13 @@ def test_a_member_that_the_run_seed_does_not_give_is_found(config: Config) -> No
     records = made_up_run(config, base(config))
     other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 8})})
     records[0] = replace(records[0], config_json=other.model_dump_json())
-    report = check(collect(records), base(config))
+    report = check(AuditedHistory(records), base(config))
     assert any("does not follow from the run seed" in text for text in report.problems)
 
 
 def test_a_journal_without_records_is_refused() -> None:
     with pytest.raises(VerifyError, match="no records"):
-        collect([])
+        AuditedHistory([])
 
 
 @pytest.mark.parametrize("per_pass", [1, 2, 32])
@@ -252,7 +252,7 @@ def test_every_version_gets_its_digest_however_many_are_applied_at_once(
     config: Config, per_pass: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hpc_es.recorded.verify.COMMITS_PER_PASS", per_pass)
-    assert check(collect(made_up_run(config, base(config))), base(config)).ok
+    assert check(AuditedHistory(made_up_run(config, base(config))), base(config)).ok
 
 
 def test_verify_and_replay_read_a_run_folder(config: Config, tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_an_announced_commit_is_kept_or_fetched_when_its_broadcast_fails(tmp_pat
 def test_a_second_assignment_while_one_runs_is_handed_back(tmp_path):
     worker, _, head = make_worker(tmp_path)
     stage = Stage(make_config())
-    assignments = [entry.assignment for entry in stage.core.ledger.entries.values()][:2]
+    assignments = [entry.assignment for entry in stage.core.ledger.evaluations.values()][:2]
 
     async def hear() -> None:
         forever = asyncio.create_task(asyncio.sleep(3600))
@@ -171,7 +171,7 @@ def test_work_that_would_not_end_in_time_is_handed_back_and_the_worker_ends(tmp_
     worker, _, head = make_worker(tmp_path)
     worker.budget = Budget(time.time() + 60)
     worker.budget.note(100.0)
-    assignment = Stage(make_config()).core.ledger.entries[EvalId(0, 0)].assignment
+    assignment = Stage(make_config()).core.ledger.evaluations[EvalId(0, 0)].assignment
     asyncio.run(worker._handle(messages.Work(assignment)))
     assert [type(message) for message in head.heard] == [messages.HandBack, messages.Draining]
     ended = worker._inbox.get_nowait()

@@ -90,7 +90,7 @@ def resume(base: Base, run: Path) -> Answer:
         restore(arena, arena.apply, paths, ledger)
     finally:
         writer.close()
-    return (*base.digests[: ledger.version], arena.digest()), digest_of(sorted(ledger.entries))
+    return (*base.digests[: ledger.version], arena.digest()), digest_of(sorted(ledger.evaluations))
 
 
 def _started(config, arena, generation: int, sealed: int) -> journal.Started:  # type: ignore[no-untyped-def]

@@ -62,11 +62,11 @@ def sample(run: Run, model: Path | None = None, num_pieces: int = NUM_PIECES) ->
     """
     import numpy as np
 
-    from hpc_es.store.model import read_model
+    from hpc_es.store.history import History
 
     if run.folder is None:
         raise NothingToShow("the commits are in the journal, which is not in the folder of this run.h5")
-    commits = read_model(run.folder).commits
+    commits = tuple(History.read(run.folder).commits.values())
     if not commits:
         raise NothingToShow("no update has been committed yet")
     slots = _trained_slots(run, model)
