@@ -37,12 +37,12 @@ class HeadWatch:
         self._paths, self._slurm = paths, slurm or Slurm()
         self._file = paths.slurm / "head-state.json"
 
-    def __call__(self, max_age_s: float = SHARED_S) -> Outlook:
-        """`max_age_s`: how old an answer that another worker got may be."""
+    def __call__(self, max_age_s: float) -> Outlook:
+        """`max_age_s`: how old an answer that another worker got may be, if that is less than SHARED_S."""
         head = newest_head(self._paths, self._slurm)
         if head is None:
             return UNKNOWN  # it is not a Slurm job
-        known = self._known(head, max_age_s)
+        known = self._known(head, min(max_age_s, SHARED_S))
         if known is not None:
             return known
         self._tell(Outlook("unknown", "being asked", head.job_id))  # the others wait for the answer, and do not ask

@@ -35,10 +35,11 @@ class Outlook:
 
 UNKNOWN = Outlook("unknown")
 
-AskAboutHead = Callable[[], Outlook]
+AskAboutHead = Callable[[float], Outlook]
+"""Its argument: how many seconds old the answer may be. One from before the silence says nothing about it."""
 
 
-def no_scheduler() -> Outlook:
+def no_scheduler(max_age_s: float) -> Outlook:
     """The outlook of a worker that is not a job of a scheduler."""
     return UNKNOWN
 

@@ -380,7 +380,7 @@ class Worker:
             await asyncio.sleep(next(pause))
             if self.client.silence_s < SILENCE_S:
                 continue
-            outlook = await asyncio.to_thread(self._ask_about_head)
+            outlook = await asyncio.to_thread(self._ask_about_head, self.client.silence_s)
             if outlook.state == "gone":
                 self._inbox.put_nowait(Ended(f"the head is gone: {outlook.detail}", finished=False))
                 return
@@ -389,7 +389,7 @@ class Worker:
         """No head was heard for transport.head_timeout: leave, queue again behind it, wait once more, or fail."""
         limit = self.config.transport.head_timeout
         for _ in range(MAX_QUESTIONS):
-            outlook = await asyncio.to_thread(self._ask_about_head)
+            outlook = await asyncio.to_thread(self._ask_about_head, self.client.silence_s)
             if outlook.state != "unknown" or not outlook.job:
                 break
             await asyncio.sleep(next(pauses()))  # another worker is asking, or the controller does not answer

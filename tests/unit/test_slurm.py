@@ -542,7 +542,7 @@ def test_the_newest_head_says_what_becomes_of_the_run(tmp_path: Path, states: di
     for job_id in states:
         slurm.record(paths, job_id, "head")
     slurm.record(paths, "50", "worker")
-    outlook = HeadWatch(paths, cluster.slurm)()
+    outlook = HeadWatch(paths, cluster.slurm)(60.0)
     assert (outlook.state, outlook.detail) == (state, detail)
     assert all(command[-2] == f"--jobs={outlook.job}" for command in cluster.asked), "one job, not the whole table"
 
@@ -580,7 +580,7 @@ def test_sixty_four_workers_with_a_silent_head_ask_slurm_a_few_times_a_minute(
     while (look := heapq.heappop(looks))[0] < 600:
         now, number = look
         ask, pauses = watches[number]
-        ask()
+        ask(now)
         heapq.heappush(looks, (now + next(pauses), number))
     assert len(cluster.asked) <= 30, "three a minute"
 
