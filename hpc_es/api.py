@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     AnyRun = Run | str | os.PathLike[str]
     """The tables of a run, its folder, or a run.h5. What `run` and `submit` return can be used as a folder, too."""
 
-__all__ = ["Arena", "load_config", "plots", "read", "read_traces", "replay", "report", "run", "submit"]
+__all__ = ["Arena", "attach", "load_config", "plots", "read", "read_traces", "replay", "report", "run", "submit"]
 
 
 def __getattr__(name: str) -> Any:
@@ -100,6 +100,19 @@ def submit(config: Config | str | Path, *overrides: str, site: str | Path | None
     settings = _settings(config, overrides, site)
     _warn_of_misfits(settings, settings.slurm.num_at_once)
     return submit_jobs(settings)
+
+
+def attach(run: "AnyRun") -> "Submission":
+    """Handles of the Slurm jobs of a run, as `submit` returned them, for another notebook or script.
+
+        submission = hpc_es.attach("runs/quickstart")
+        submission.state, submission.done(), submission.stdout()
+
+    Errors: LaunchError when the run folder has no jobs.
+    """
+    from hpc_es.launch.slurm import attach as attach_to
+
+    return attach_to(_folder_of(run))
 
 
 def read(run: "AnyRun") -> "Run":

@@ -8,6 +8,7 @@
     │   ├── Superseded         a newer head has taken over this run
     │   └── NothingToShow      the runs have no data for a figure
     ├── TransportError     a problem with sockets, keys, rendezvous or process groups
+    │   └── HeadSilent         no message came from a head for transport.head_timeout
     ├── EngineError        a problem with the inference engine
     │   ├── DigestMismatch     parameters differ from those of the head
     │   └── ContextFull        a conversation exceeds the model's context: an outcome of its episode, not a fault
@@ -56,6 +57,10 @@ class NothingToShow(StoreError):
 
 class TransportError(HpcEsError):
     """Head and workers cannot communicate."""
+
+
+class HeadSilent(TransportError):
+    """No head was heard for transport.head_timeout."""
 
 
 class EngineError(HpcEsError):

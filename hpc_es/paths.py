@@ -11,7 +11,8 @@ RUN/
                            the trainer's theta_10 until it is committed
   secrets/                 key pairs of head and workers, with mode 0600; the folder has mode 0700
   logs/                    head.log, worker-<seat>.log; for Slurm jobs head-<job>.<attempt>.log,
-                           worker-<job>_<task>.<attempt>.log, and Slurm's own output: slurm-<job>_<task>.out
+                           worker-<job>_<task>.<attempt>.log (-<step>.<number> before the attempt, if several
+                           workers share a job), and Slurm's own output: slurm-<job>_<task>.out
   seats/                   <seat>.json: the state of each worker, for `hpc-es status`
   slurm/                   the submitted scripts, and <job>.json for every job of the run
   tasks.json               the evaluation tasks: name and horizon of each, and whether it can succeed at all
@@ -38,7 +39,9 @@ _SEGMENT = re.compile(r"journal\.([1-9][0-9]{0,8})\.hpcj")
 _LIKE_A_SEGMENT = re.compile(r"journal\..*\.hpcj")
 _CHECKPOINT = re.compile(r"v([0-9]{8})")
 _LIKE_A_CHECKPOINT = re.compile(r"v[-+]?\d+")
-_JOB_LOG = re.compile(r"(slurm|head|worker)-(?P<job>[0-9]+(_[0-9]+)?)(\.(?P<attempt>[0-9]+))?\.(out|log)")
+_JOB_LOG = re.compile(
+    r"(slurm|head|worker)-(?P<job>[0-9]+(_[0-9]+)?)(-[0-9]+\.[0-9]+)?(\.(?P<attempt>[0-9]+))?\.(out|log)"
+)
 _TASKS = ".tasks.json"
 
 

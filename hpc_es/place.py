@@ -19,8 +19,12 @@ class Place:
     """Slurm's job id; for an array task, the id of the whole array; None outside Slurm."""
     array_task: str | None = None
     """Index in the job array; None if the job is not an array."""
+    num_elements: int = 0
+    """Number of elements of the array, if they are 0, 1, ...; 0: it is not such an array."""
     step: str | None = None
     """Step and task in it, if srun started this process."""
+    num_tasks: int = 1
+    """Number of tasks of that step; above 1, the process shares its job with others like it."""
     attempt: int = 0
     """How often the job has been requeued."""
     cpus: int | None = None
@@ -39,7 +43,11 @@ class Place:
             node=given.get("SLURMD_NODENAME") or socket.gethostname(),
             job=job,
             array_task=given.get("SLURM_ARRAY_TASK_ID"),
+            num_elements=int(given.get("SLURM_ARRAY_TASK_COUNT") or 0)
+            if given.get("SLURM_ARRAY_TASK_MIN") == "0"
+            else 0,
             step=f"{step}.{given.get('SLURM_PROCID', '0')}" if step is not None else None,
+            num_tasks=int(given.get("SLURM_STEP_NUM_TASKS") or 1) if step is not None else 1,
             attempt=int(given.get("SLURM_RESTART_COUNT") or 0),
             cpus=int(given.get("SLURM_CPUS_PER_TASK") or given.get("SLURM_CPUS_ON_NODE") or 0) or None,
         )

@@ -8,6 +8,7 @@ object and nothing else. Commands import what they need themselves, so that `--h
 import atexit
 import dataclasses
 import os
+import resource
 import sys
 import threading
 import warnings
@@ -144,12 +145,12 @@ app.command()(run)
 
 
 @app.command()
-def status(run: RunFolder, json: Json = False) -> None:
+def status(run: RunFolder, whole: AllRows = False, json: Json = False) -> None:
     """Show version, fitness, workers, rate and time left of a run, and the state, node and pending reason of its Slurm
     jobs."""
     import msgspec
 
-    from hpc_es.cli.output import absent_lines, console, jobs_table, print_json, status_line, status_table
+    from hpc_es.cli.output import absent_lines, console, jobs_report, print_json, status_line, status_table
     from hpc_es.transport.messages import Status, StatusRequest
     from hpc_es.transport.observer import ask
     from hpc_es.worker.seat import with_absent
@@ -161,21 +162,21 @@ def status(run: RunFolder, json: Json = False) -> None:
     except TransportError as error:
         answer = _status_at_rest(paths)
         if answer.state != "finished":
-            say(error, err=True)
+            say(_why_no_head(jobs) or error, err=True)
     assert isinstance(answer, Status), "the answer to a StatusRequest"
     answer = with_absent(answer, paths)
     if json:
-        described = [{"role": role, **dataclasses.asdict(job)} for role, job in jobs]
+        described = [{"role": role, **dataclasses.asdict(job), "explanation": job.explanation} for role, job in jobs]
         print_json({**msgspec.structs.asdict(answer), "jobs": described})
         return
     if answer.workers:
-        console().print(status_table(answer))
+        console().print(status_table(answer, whole=whole))
     else:
         console().print(f"{run}: {status_line(answer)}")
         for line in absent_lines(answer):
             console().print(line)
     if jobs:
-        console().print(jobs_table(jobs))
+        console().print(jobs_report(jobs, whole=whole))
 
 
 @app.command()
@@ -247,12 +248,12 @@ def model_get(
 
 
 @config_app.command("show")
-def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
+def config_show(config: ConfigFile, overrides: Overrides = None, site: slurm.SiteFile = None) -> None:
     """Show the resolved configuration, and where each value comes from."""
     from hpc_es.config import flatten, load
     from hpc_es.config.yaml12 import dump_inline
 
-    loaded = load(config, overrides or ())
+    loaded = load(config, overrides or (), site=site)
     rows = [(f"{key}={dump_inline(value)}", loaded.origins[key]) for key, value in flatten(loaded.config)]
     width = max(len(text) for text, _ in rows)
     for text, origin in rows:
@@ -316,6 +317,8 @@ def worker(
 
 def _be_role(paths: RunPaths, role: Literal["head", "worker"], parent: int | None) -> bool:
     """Set up the process of a head or worker; returns whether it is a Slurm job of its own."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file; the limit is often 1024
     modes.follow(paths.root)
     is_slurm_job = parent is None and Place.here().job is not None
     if parent is not None:
@@ -343,6 +346,17 @@ def _slurm_jobs(paths: RunPaths) -> "list[tuple[Role, JobStatus]]":
     except LaunchError as error:
         say(f"the state of the Slurm jobs is not available: {error}", err=True)
         return []
+
+
+def _why_no_head(jobs: "list[tuple[Role, JobStatus]]") -> str:
+    """What Slurm says about a head that does not answer; empty where it has no job that is not over."""
+    heads = [job for role, job in jobs if role == "head" and not job.is_final]
+    if not heads:
+        return ""
+    said = f"job {heads[-1].name} is {heads[-1].state}" + (f" ({heads[-1].explanation})" if heads[-1].reason else "")
+    if heads[-1].state == "RUNNING":
+        return f"the head does not answer yet: {said}"
+    return f"the head waits in the queue: {said}"
 
 
 def _status_at_rest(paths: RunPaths) -> "Status":

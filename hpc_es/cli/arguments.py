@@ -10,6 +10,7 @@ import typer
 from hpc_es.cli.terminal import say
 from hpc_es.errors import ConfigError
 from hpc_es.paths import RunPaths
+from hpc_es.place import Place
 
 if TYPE_CHECKING:
     from hpc_es.config import Config
@@ -82,5 +83,8 @@ def run_paths(root: Path) -> RunPaths:
     """The paths of a run. Errors: ConfigError if `root` is not a run folder."""
     paths = RunPaths(root)
     if not os.path.isfile(paths.config):  # False, not an error, for names too long or not allowed
-        raise ConfigError(f"{root} is not a run folder: it has no {paths.config.name}; `hpc-es run CONFIG` makes one")
+        remedy = "`hpc-es run CONFIG` makes one"
+        if (place := Place.here()).job is not None:  # the folder was there when the job was queued
+            remedy = f"node {place.node} may not see the file system that it is on (run.dir), or it was moved"
+        raise ConfigError(f"{root} is not a run folder: it has no {paths.config.name}; {remedy}")
     return paths

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -34,6 +35,9 @@ if TYPE_CHECKING:  # it brings numba
     from hpc_es.recorded.verify import VersionLine
 
 NUM_EVENTS_SHOWN = 4
+MAX_WORKERS_SHOWN = 50
+"""Workers or jobs that are shown one by one; of more, their numbers, and those that have failed."""
+NUM_FAILED_SHOWN = 10
 NUM_ABSENT_SHOWN = 4
 ABSENT_EVERY_S = 15.0
 """How often progress in a log repeats that a worker is not connected."""
@@ -161,8 +165,11 @@ def status_line(status: Status) -> str:
     return ", ".join(parts)
 
 
-def status_table(status: Status) -> RenderableType:
-    """Format a status for a terminal: progress bar, cohort, workers, latest events."""
+def status_table(status: Status, *, whole: bool = False) -> RenderableType:
+    """Format a status for a terminal: progress bar, cohort, workers, latest events.
+
+    whole: show every worker, however many there are.
+    """
     done = Table.grid(padding=(0, 2))
     share = status.version + min(status.cohort_done / max(status.cohort_size, 1), 1.0)
     done.add_row(
@@ -170,17 +177,38 @@ def status_table(status: Status) -> RenderableType:
         ProgressBar(total=max(status.num_updates, 1), completed=min(share, status.num_updates), width=30),
         Text(f"{duration(status.seconds_elapsed)} since start, {duration(status.seconds_left)} left"),
     )
+    workers = _workers_in_numbers(status) if not whole and len(status.workers) > MAX_WORKERS_SHOWN else _workers(status)
+    idle = f"; {status.why_idle}" if status.why_idle else ""
+    cohort = Text(f"cohort {status.cohort_done} of {status.cohort_size}{idle}")
+    events = [Text(event, style="dim") for event in status.events[-NUM_EVENTS_SHOWN:]]
+    absent = [Text(line) for line in absent_lines(status)]
+    return Group(done, Text(status_line(status)), cohort, *([workers] if status.workers else []), *absent, *events)
+
+
+def _workers(status: Status) -> RenderableType:
     workers = Table(box=None, padding=(0, 2), header_style="dim")
     for title in ("worker", "host", "state", "version", "busy", "useful", "results"):
         workers.add_column(title)
     for worker in status.workers:
         shares = (f"{worker.busy_share:.0%}", f"{worker.useful_share:.0%}", str(worker.num_results))
         workers.add_row(worker.seat, worker.host, worker.state, str(worker.version), *shares)
-    idle = f"; {status.why_idle}" if status.why_idle else ""
-    cohort = Text(f"cohort {status.cohort_done} of {status.cohort_size}{idle}")
-    events = [Text(event, style="dim") for event in status.events[-NUM_EVENTS_SHOWN:]]
-    absent = [Text(line) for line in absent_lines(status)]
-    return Group(done, Text(status_line(status)), cohort, *([workers] if status.workers else []), *absent, *events)
+    return workers
+
+
+def _workers_in_numbers(status: Status) -> RenderableType:
+    """How many workers are in which state and at which version, and what they have done on average."""
+    many = status.workers
+    states = Counter(worker.state for worker in many)
+    versions = Counter(worker.version for worker in many)
+    busy, useful = fmean(worker.busy_share for worker in many), fmean(worker.useful_share for worker in many)
+    in_states = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    at_versions = ", ".join(f"{count} at {version}" for version, count in sorted(versions.items(), reverse=True))
+    return Text(
+        f"  workers: {in_states}; busy {busy:.0%}, useful {useful:.0%} on average, "
+        f"{sum(worker.num_results for worker in many):,} results\n"
+        f"  versions: {at_versions}\n"
+        f"  each worker: hpc-es status --all"
+    )
 
 
 def absent_lines(status: Status) -> list[str]:
@@ -192,6 +220,15 @@ def absent_lines(status: Status) -> list[str]:
     ]
     more = len(status.absent) - NUM_ABSENT_SHOWN
     return [*lines, f"and {more} more that are not connected"] if more > 0 else lines
+
+
+def jobs_report(jobs: "Sequence[tuple[Role, JobStatus]]", *, whole: bool = False) -> RenderableType:
+    """The run's Slurm jobs; of very many their numbers, the head, and some that have failed, unless `whole`."""
+    if whole or len(jobs) <= MAX_WORKERS_SHOWN:
+        return jobs_table(jobs)
+    failed = [(role, job) for role, job in jobs if role != "head" and job.has_failed]
+    heads = [(role, job) for role, job in jobs if role == "head"]
+    return Group(Text(jobs_line([job for _, job in jobs])), jobs_table([*heads, *failed[:NUM_FAILED_SHOWN]]))
 
 
 def jobs_table(jobs: "Sequence[tuple[Role, JobStatus]]") -> Table:

@@ -30,6 +30,8 @@ SiteFile = Annotated[
     Path | None, typer.Option("--site", metavar="FILE", help="A YAML file with the settings of your cluster.")
 ]
 STATUS_EVERY_S = 2.0
+JOBS_EVERY_S = 5.0
+"""Pause between two questions to Slurm; the head answers faster and costs nobody else anything."""
 
 
 class RoleName(StrEnum):
@@ -49,7 +51,7 @@ def prepare(config: ConfigFile, overrides: Overrides = None, site: SiteFile = No
     settings = load_run(config, overrides, site, num_workers=lambda settings: settings.slurm.num_at_once)
     with settle.launcher_lock(settings):
         paths, _ = settle.write_folder(settings)
-        settle.check(settings)
+        settle.check(settings, in_slurm=True)
     say(paths.root)
 
 
@@ -128,9 +130,21 @@ def logs(
     lines: Annotated[
         int, typer.Option("--lines", "-n", min=0, help="Number of lines to show, from the end of each file; 0: all.")
     ] = 40,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Keep showing new lines, also of later attempts.")
+    ] = False,
 ) -> None:
     """Show the newest log of the head or of a worker, and Slurm's output about its job."""
-    _show_log(run_paths(run), role, lines)
+    paths = run_paths(run)
+    _show_log(paths, role, lines)
+    if follow:
+        from hpc_es.launch.logs import follow as following
+
+        try:
+            for line in following(paths, role):
+                say(line)
+        except KeyboardInterrupt:
+            raise typer.Exit from None
 
 
 def sbatch_flags(role: RoleName, run: RunFolder) -> None:
@@ -169,8 +183,8 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
 
     out = console(stderr=stderr)
     with progress(out) as shown:
-        told = ""
-        while not (head := (jobs := submission.status())[0]).is_final:
+        told, asked_at, jobs = "", time.monotonic(), submission.status()
+        while not (head := jobs[0]).is_final:
             if (line := jobs_line(jobs)) != told:
                 shown.event(line)
                 told = line
@@ -182,7 +196,9 @@ def _watch(submission: "Submission", *, stderr: bool) -> str:
                 if isinstance(answer, Status):
                     shown.status(with_absent(answer, submission.paths))
             time.sleep(STATUS_EVERY_S)
-        submission.see_workers_off()
+            if time.monotonic() > asked_at + JOBS_EVERY_S:
+                asked_at, jobs = time.monotonic(), submission.status()
+        submission.wait_for_workers()
     if head.state == "COMPLETED":
         report(submission.paths, out)
     return head.state

@@ -51,7 +51,7 @@ class Difference:
         return f"{self.key}: {json.dumps(self.old)} -> {json.dumps(self.new)}"
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, site: Path | None = None) -> Loaded:
+def load(path: Path | str, overrides: Sequence[str] = (), *, site: Path | str | None = None) -> Loaded:
     """Read a config file, or that of a run folder, apply the overrides in order, and check the result.
 
     An override is `key=value`, or another YAML file with some settings (for example in configs/staleness). `site`
@@ -59,8 +59,9 @@ def load(path: Path, overrides: Sequence[str] = (), *, site: Path | None = None)
 
     Errors: ConfigError that names each wrong key, its value, where it was set, and what is allowed.
     """
+    path = Path(path)
     file = RunPaths(path).config if path.is_dir() else path
-    tree = _read(file, (), _read_site(site) if site else {})
+    tree = _read(file, (), _read_site(Path(site)) if site else {})
     for override in overrides:
         is_file = "=" not in override and override.endswith((".yaml", ".yml"))
         tree = _merge(tree, _read(Path(override), ()) if is_file else _override(override))

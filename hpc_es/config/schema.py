@@ -253,6 +253,34 @@ class LaunchConfig(Model):
     """Time between a request to stop and the moment when remaining processes are killed."""
 
 
+_OURS = "hpc-es sets it, since head and workers depend on it"
+_ONE_NODE = "each job has one node; set slurm.workers and slurm.workers_per_job"
+NOT_FLAGS = {
+    "partition": "set slurm.<role>.partition",
+    "qos": "set slurm.<role>.qos",
+    "cpus-per-task": "set slurm.<role>.cpus",
+    "mem": "set slurm.<role>.memory",
+    "time": "set slurm.<role>.time",
+    "gres": "set slurm.<role>.gres",
+    "gpus-per-task": "set slurm.<role>.gpus_per_task",
+    "account": "set slurm.account",
+    "array": "set slurm.workers and slurm.max_parallel",
+    "signal": "set slurm.signal_lead",
+    "nodes": _ONE_NODE,
+    "ntasks": _ONE_NODE,
+    "ntasks-per-node": _ONE_NODE,
+    "output": _OURS,
+    "error": _OURS,
+    "open-mode": _OURS,
+    "chdir": _OURS,
+    "requeue": _OURS,
+    "no-requeue": _OURS,
+    "dependency": _OURS,
+    "job-name": "it is run.name and the role",
+}
+"""Flags of sbatch that `slurm.<role>.flags` may not have, since something else decides them, and what."""
+
+
 class JobConfig(Model):
     """Resources that one kind of job requests from Slurm. null: not requested, so the cluster's default applies."""
 
@@ -271,15 +299,24 @@ class JobConfig(Model):
     gpus_per_task: int | None = Field(None, ge=1)
     """--gpus-per-task"""
     flags: tuple[str, ...] = ()
-    """Further flags of sbatch, e.g. --constraint=a100."""
+    """Further flags of sbatch, e.g. --constraint=a100, --reservation=NAME or --exclusive."""
+    setup: tuple[str, ...] | None = None
+    """Shell lines to run before this role starts. Default: slurm.setup."""
+    container: str | None = None
+    """Prefix of this role's command. Default: slurm.container."""
+    python: str | None = None
+    """Python of this role. Default: slurm.python."""
 
     @model_validator(mode="after")
-    def _one_way_to_gpus(self) -> "JobConfig":
+    def _one_way_to_each(self) -> "JobConfig":
         if self.gres is not None and self.gpus_per_task is not None:
             raise ValueError(f"gres={self.gres} and gpus_per_task={self.gpus_per_task} ask twice for GPUs; keep one")
         for flag in self.flags:
-            if not re.fullmatch(r"--[a-z][a-z-]*(=\S+)?", flag):
-                raise ValueError(f"the flag {flag!r} must look like --name or --name=value, without spaces")
+            match = re.fullmatch(r"--([a-z][a-z-]*)(=[^\n]+)?", flag)
+            if not match:
+                raise ValueError(f"the flag {flag!r} must look like --name or --name=value, on one line")
+            if (instead := NOT_FLAGS.get(match[1])) is not None:
+                raise ValueError(f"{flag} cannot be one of the flags: {instead}")
         return self
 
 
@@ -288,23 +325,40 @@ class SlurmConfig(Model):
 
     workers: int = Field(2, ge=1)
     """Number of worker jobs, the elements of the job array."""
+    workers_per_job: int = Field(1, ge=1)
+    """Workers in each of these jobs, for nodes that are allocated whole: srun starts them, each with
+    slurm.worker.cpus and slurm.worker.gpus_per_task; slurm.worker.memory is for all of them together."""
     max_parallel: int | None = Field(None, ge=1)
     """Maximum number of worker jobs that run at the same time. Default: all."""
     account: str | None = None
     """--account of all jobs."""
     signal_lead: Seconds = 120.0
     """Time before the time limit at which a job gets the signal USR2."""
+    max_restarts: int = Field(3, ge=0)
+    """How often each worker job that failed is queued again, in the whole run."""
     setup: tuple[str, ...] = ()
-    """Shell lines to run before the role starts, e.g. module load cuda."""
+    """Shell lines to run before the role starts, e.g. module load cuda. The job ends if one of them fails."""
     container: str | None = None
     """Prefix of the command, e.g. apptainer exec --nv hpc_es.sif; hpc-es is then the one inside the container."""
+    python: str | None = None
+    """Python of the compute nodes, e.g. /shared/venv/bin/python, or python for the one that `setup` activates. Default:
+    the one that submits; in a container, the one of its hpc-es."""
     head: JobConfig = JobConfig()
     worker: JobConfig = JobConfig()
 
     @property
     def num_at_once(self) -> int:
         """Number of workers that run at the same time once the queue lets them."""
-        return min(self.workers, self.max_parallel or self.workers)
+        return min(self.workers, self.max_parallel or self.workers) * self.workers_per_job
+
+    @model_validator(mode="after")
+    def _each_worker_has_its_gpus(self) -> "SlurmConfig":
+        if self.workers_per_job > 1 and self.worker.gres is not None:
+            raise ValueError(
+                f"slurm.worker.gres={self.worker.gres} would give the same GPUs to all slurm.workers_per_job="
+                f"{self.workers_per_job} workers of a job; set slurm.worker.gpus_per_task instead"
+            )
+        return self
 
     @model_validator(mode="after")
     def _time_for_more_than_the_end(self) -> "SlurmConfig":

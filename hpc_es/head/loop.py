@@ -9,7 +9,6 @@ import gc
 import logging
 import platform
 import queue
-import resource
 import signal
 import threading
 import time
@@ -51,6 +50,7 @@ from hpc_es.head.instructions import (
     Update,
 )
 from hpc_es.head.ledger import Ledger
+from hpc_es.head.log_lines import log_record
 from hpc_es.head.status import Anchor, status
 from hpc_es.head.training import Training
 from hpc_es.params import checkpoint, num_bytes, numa
@@ -102,8 +102,6 @@ def run_head(run_dir: Path, *, local: bool, workers_are_gone: Callable[[], str |
     Errors: ConfigError, ModelError, StoreError (Superseded if a newer head has taken over), RunFailed.
     """
     gc.set_threshold(GC_THRESHOLD)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is an open file; the limit is often 1024
     paths = RunPaths(run_dir)
     config = load(paths.config).config
     with Head(paths, config, local=local, workers_are_gone=workers_are_gone) as head:
@@ -276,6 +274,8 @@ class Head:
             self.journal.sync()
             self._unwritten += records
             self._remove_traces(records)
+            for record in records:
+                log_record(record)
         outgoing: dict[str, list[AnyMessage]] = {}
         for instruction in instructions:
             if isinstance(instruction, Send):

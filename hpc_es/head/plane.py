@@ -21,6 +21,10 @@ from hpc_es.transport.backends import Backend, Offer, choose_backend
 
 NCCL_TRIES = 2
 """How many NCCL groups in a row may fail to form before Gloo is used."""
+MAX_COMMITS_WITHOUT_TRY = 63
+"""Largest number of commits that are sent over the control plane before a Gloo group is tried again. The number about
+doubles with every failure in a row: if a firewall prevents the mesh, every try costs each worker
+transport.collective_timeout."""
 SOON_APPLIED = 2
 """A worker that has missed at most this many commits applies them itself. This takes about as long as a transfer costs
 all others, since the head's arena cannot change during one. So workers that waited for a restart of the head need no
@@ -49,6 +53,8 @@ class Plane:
         self.transfer: Transfer | None = None
         self._num_epochs = self._num_transfers = 0
         self._nccl_failures = 0
+        self._gloo_failures = 0
+        self._commits_to_wait = 0
         self._noted_reason = ""
         """Why Gloo is used instead of NCCL, as last recorded."""
         self._exceeds_gloo = False
@@ -81,6 +87,9 @@ class Plane:
         names = tuple(worker.name for worker in members)
         if not members or (self.epoch is not None and self.epoch.workers == names):
             return []
+        if self._commits_to_wait > 0:
+            self._commits_to_wait -= 1
+            return []
         backend = self._choose(members)
         if backend == "none" or self._too_many_for_gloo(len(members), backend):
             self.epoch = None
@@ -92,7 +101,7 @@ class Plane:
     def group_up(self, number: int) -> None:
         if self.epoch is not None and self.epoch.number == number:
             self.epoch.up = True
-            self._nccl_failures = 0
+            self._nccl_failures = self._gloo_failures = 0
 
     def has_member(self, number: int, worker: str) -> bool:
         """Whether a worker is a member of an epoch that has not ended."""
@@ -101,8 +110,11 @@ class Plane:
     def end_epoch(self, number: int, detail: str) -> None:
         if self.epoch is None or self.epoch.number != number:
             return
-        if self.epoch.backend == "nccl" and not self.epoch.up:
+        if not self.epoch.up and self.epoch.backend == "nccl":
             self._nccl_failures += 1
+        elif not self.epoch.up:
+            self._gloo_failures += 1
+            self._commits_to_wait = min(2**self._gloo_failures - 1, MAX_COMMITS_WITHOUT_TRY)
         self.epoch = None
         self._note("warning", f"epoch {number} of the collective plane ended", detail)
 

@@ -1,6 +1,6 @@
-"""Take one worker out of a live run, without a pause and without losing what it works on.
+"""Remove one worker from a live run, without a pause and without losing its evaluation.
 
-The head does it: the worker gets nothing more, finishes what it holds, and its job ends COMPLETED.
+The head does it: the worker gets no more evaluations, finishes its current one, and its job ends COMPLETED.
 """
 
 import re
@@ -14,9 +14,9 @@ TIMEOUT_S = 5.0
 
 
 def drain(paths: RunPaths, who: str) -> str:
-    """What becomes of the worker that `who` means: a seat (12_3), the number of an array element (3), or a name.
+    """Drain the worker that `who` means: a seat (12_3), the number of an array element (3), or a name.
 
-    Errors: TransportError when no head answers; LaunchError that names the workers when it is none or several of them.
+    Errors: TransportError when no head answers; LaunchError with the workers when none or several of them match.
     """
     worker = find(_ask(paths, StatusRequest()), who)
     left = [one for one in _ask(paths, DrainRequest(worker.worker)).workers if one.worker == worker.worker]
@@ -26,7 +26,7 @@ def drain(paths: RunPaths, who: str) -> str:
 
 
 def find(status: Status, who: str) -> WorkerStatus:
-    """Errors: LaunchError that names the workers when it is none or several of them."""
+    """The only worker that `who` means. Errors: LaunchError with the workers when none or several of them match."""
     seats = [worker for worker in status.workers if who in (worker.seat, worker.worker)]
     found = seats or [worker for worker in status.workers if re.split("[_-]", worker.seat)[-1] == who]
     if len(found) == 1:

@@ -35,7 +35,7 @@ _POLL_S = 0.2
 _STATUS_EVERY_S = 1.0
 _STATUS_TIMEOUT_S = 0.5
 _RESTART_DELAY_S = 1.0
-_GOING_HOME_S = 2.0
+_LEAVING_S = 2.0
 _FULL_BYTES = 2**16
 """A disk with less room than this is full: a record or a line of a log may not fit."""
 
@@ -60,7 +60,7 @@ def run_local(
     on_status: Callable[[Status], None] = lambda status: None,
     on_event: Callable[[str], None] = lambda text: None,
 ) -> Outcome:
-    """Start the run, or go on with it, and return when it is finished or was stopped (SIGINT, SIGTERM, SIGHUP).
+    """Start the run, or resume it, and return when it is finished or was stopped (SIGINT, SIGTERM, SIGHUP).
 
     Waits for head and workers; `on_status` is called about once a second while the head answers. Signals are only
     caught in the main thread. Errors: ConfigError, ModelError, EnvError before anything starts; LaunchError, RunFailed,
@@ -175,7 +175,7 @@ class _Supervisor:
             return
         role.ended_at = role.ended_at or time.monotonic()
         if time.monotonic() < role.ended_at + _RESTART_DELAY_S:
-            return  # workers that were sent home may be seen to end before the head does
+            return  # workers that the head told to leave may be seen to end before the head does
         cause = self._cause(role, code)
         evidence = self._last_words(role)
         if code == EXIT_HOPELESS and role is self.head:
@@ -208,13 +208,13 @@ class _Supervisor:
         return f"{words}\nNo space left on the disk of {self.paths.root}: make room and run the same command again"
 
     def _ask_status(self) -> None:
-        with contextlib.suppress(TransportError):  # no head yet, or a busy one: there is no news, which is no error
+        with contextlib.suppress(TransportError):  # the head has not started yet, or is busy: ask again later
             status = ask(self.paths, StatusRequest(), _STATUS_TIMEOUT_S)
             if isinstance(status, Status):
                 self.on_status(seats.with_absent(status, self.paths))
 
     def _stop_in_order(self) -> None:
-        """Have the head checkpoint and send the workers home. Another signal cuts the wait short."""
+        """Have the head write a checkpoint and dismiss the workers. Another signal ends the wait."""
         limit = self.config.launch.stop_timeout
         self.on_event(f"stopping in good order, within {limit:g} s; signal once more to stop at once")
         deadline = time.monotonic() + limit
@@ -224,11 +224,11 @@ class _Supervisor:
         self._wind_down(deadline, tolerated)
 
     def _wind_down(self, deadline: float, tolerated: int) -> None:
-        """Wait for the workers, whom the head sent home unless they had not joined yet; then ask them.
+        """Wait for the workers, which the head has told to leave unless they had not joined yet; then terminate them.
 
         What is left at the deadline is killed when the family is left.
         """
-        self._wait_for(self.workers, min(time.monotonic() + _GOING_HOME_S, deadline), tolerated)
+        self._wait_for(self.workers, min(time.monotonic() + _LEAVING_S, deadline), tolerated)
         for role in self.workers:
             role.terminate()
         self._wait_for(self.workers, deadline, tolerated)

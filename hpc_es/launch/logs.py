@@ -3,13 +3,18 @@
 A job that failed before its role began has only what Slurm wrote, slurm-12_3.out; then that is its log.
 """
 
+import os
 import re
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_es.errors import ConfigError
 from hpc_es.launch.slurm import recorded_jobs
 from hpc_es.paths import RunPaths
+
+FOLLOW_EVERY_S = 0.5
 
 _NAME = re.compile(r"(?P<role>head|worker)(-(?P<seat>.+?))?(\.(?P<attempt>\d+))?\.log")
 
@@ -50,6 +55,30 @@ def find_log(paths: RunPaths, name: str) -> Log:
         return found[-1]
     there = ", ".join(log.path.stem for log in logs) or "none yet"
     raise ConfigError(f"{paths.logs} has no log of {name!r}; there are: {there}")
+
+
+def follow(paths: RunPaths, name: str) -> Iterator[str]:
+    """Lines that are written from now on to the newest log that `name` means, and after a requeue to the next one."""
+    path = find_log(paths, name).path
+    file = open(path, "rb")  # noqa: SIM115 - another one takes its place
+    try:
+        file.seek(0, os.SEEK_END)
+        unfinished = b""
+        while True:
+            if line := file.readline():
+                unfinished += line
+                if line.endswith(b"\n"):
+                    yield unfinished.decode("utf-8", errors="replace").rstrip("\n")
+                    unfinished = b""
+            elif (newest := find_log(paths, name).path) != path:
+                file.close()
+                path, unfinished = newest, b""
+                file = open(path, "rb")  # noqa: SIM115
+                yield f"==> {path} <=="
+            else:
+                time.sleep(FOLLOW_EVERY_S)
+    finally:
+        file.close()
 
 
 def all_logs(paths: RunPaths) -> list[Log]:

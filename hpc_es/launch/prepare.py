@@ -9,6 +9,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,11 +21,11 @@ from hpc_es.config.schema import EngineConfig
 from hpc_es.engine.supported import check_supported
 from hpc_es.envs.manifest import settle_tasks
 from hpc_es.errors import ConfigError, LaunchError, ModelError
-from hpc_es.params import check_memory
+from hpc_es.params import check_memory, num_bytes
 from hpc_es.params.heads import check_ranks, num_heads
 from hpc_es.params.weights import read_config
 from hpc_es.paths import RunPaths
-from hpc_es.store.journal import read_journal
+from hpc_es.store.journal import last_record, read_journal
 from hpc_es.store.records import Started, Stopped
 from hpc_es.transport.secrets import create_secrets
 
@@ -42,8 +43,15 @@ def is_finished(paths: RunPaths) -> bool:
     return bool(endings) and endings[-1]
 
 
-def check(config: Config) -> None:
+def seems_finished(paths: RunPaths) -> bool:
+    """The same for a worker, by the end of the journal alone. One that is wrongly told no hears it from the head."""
+    last = last_record(paths)
+    return isinstance(last, Stopped) and last.finished
+
+
+def check(config: Config, *, in_slurm: bool = False) -> None:
     """Find what would make the head or every worker fail at its start, and settle the manifest of evaluation tasks.
+    `in_slurm`: they start as jobs on other nodes, not on this one.
 
     Errors: ModelError, EnvError, StoreError; ConfigError, also when tensor-parallel ranks cannot share the model, and
     when a run that has begun has other evaluation tasks.
@@ -55,15 +63,39 @@ def check(config: Config) -> None:
         )
     envs.refuse_planned(config.task.env)  # first: its model is likely not here either, but that is not the reason
     check_model(Path(config.model.path), config.engine)
-    model, optimiser = config.model, config.es.optimiser.kind
-    num_arenas = config.launch.workers + 1  # the head has one too
-    check_memory(model.path, num_arenas, include=model.include, exclude=model.exclude, optimiser=optimiser)
+    if in_slurm:
+        _check_memory_of_jobs(config)
+    else:
+        model, optimiser = config.model, config.es.optimiser.kind
+        num_arenas = config.launch.workers + 1  # the head has one too
+        check_memory(model.path, num_arenas, include=model.include, exclude=model.exclude, optimiser=optimiser)
     paths = run_paths(config)
     settle_tasks(paths.tasks, config, has_begun=began_config(paths) is not None)
 
 
+def _check_memory_of_jobs(config: Config) -> None:
+    """Each job holds one arena. Errors: ConfigError when it asks Slurm for less memory than that."""
+    needed = num_bytes(config.model.path, config.model.include, config.model.exclude, config.es.optimiser.kind)
+    for role in ("head", "worker"):
+        memory = getattr(config.slurm, role).memory
+        given = None if memory is None else slurm_bytes(memory)
+        if given is not None and given < needed:
+            raise ConfigError(
+                f"slurm.{role}.memory={memory} is {given / 2**30:.2f} GiB, but the arena of {config.model.path} alone "
+                f"takes {needed / 2**30:.2f} GiB in every job: ask for more"
+            )
+
+
+def slurm_bytes(memory: str) -> int | None:
+    """Bytes of memory as Slurm writes it, in MiB without a unit; None for 0, all of the node, and for other words."""
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", memory.strip(), re.IGNORECASE)
+    if not match or int(match[1]) == 0:
+        return None
+    return int(match[1]) * 2 ** {"K": 10, "": 20, "M": 20, "G": 30, "T": 40}[match[2].upper()]
+
+
 def check_model(path: Path, engine: EngineConfig) -> None:
-    """Errors: ModelError when `path` is no Hugging Face folder with unquantised safetensors, or one that the
+    """Errors: ModelError when `path` is not a Hugging Face folder with unquantised safetensors, or one that the
     engine has no code for; ConfigError when its tensor-parallel ranks cannot share the model's heads."""
     remedy = f"model.path is relative to the working directory ({Path.cwd()}); `hpc-es model get NAME` fetches a model"
     if not path.is_dir():
@@ -80,7 +112,7 @@ def check_model(path: Path, engine: EngineConfig) -> None:
 
 
 def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
-    """Make the run folder, or check that `config` may go on with it; (its paths, what changed harmlessly).
+    """Create the run folder, or check that `config` may resume it. Return its paths and the harmless changes.
 
     Errors: ConfigError with the differences when the run began with another configuration; StoreError, TransportError.
     """
@@ -109,7 +141,10 @@ def write_folder(config: Config) -> tuple[RunPaths, list[str]]:
 
 
 def began_config(paths: RunPaths) -> Config | None:
-    """What the run began with, by its journal; None when nothing has run here. Errors: StoreError, JournalDamaged."""
+    """Configuration that the run began with, from its journal; None when nothing has run here.
+
+    Errors: StoreError, JournalDamaged.
+    """
     first = next(read_journal(paths.root), None)
     return from_record(first.config_json) if isinstance(first, Started) else None
 

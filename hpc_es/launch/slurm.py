@@ -33,13 +33,35 @@ if TYPE_CHECKING:
 
 Role = Literal["head", "worker"]
 
-GOING_HOME_S = 60.0
+LEAVING_S = 60.0
 """How long workers may take to end after their head."""
 NUM_LINES_QUOTED = 15
 """Lines of a log that an error shows."""
 
 _POLL_S = (0.5, 10.0)
 """First and longest pause between two questions to Slurm."""
+
+_STAYING = """\
+# This script stays: it passes signals on, and queues the job again when it should be.
+trap 'kill -USR2 $!' USR2
+trap 'kill -TERM $!' TERM
+{command} &
+role=$!
+wait $role
+while kill -0 $role 2>/dev/null; do wait $role; done  # a signal interrupts wait
+wait $role
+code=$?
+if [ $code -eq 4 ]; then  # the time is up, and the job is not queued again yet
+    trap '' TERM
+    job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}
+    for pause in 0 2 4 8 16 32; do
+        sleep $pause
+        scontrol requeue "$job" && break
+    done
+fi
+exit $code"""
+"""How a role runs in a container, which has no scontrol, and how several workers run in one job. Any other role
+replaces the script by exec, and does all this itself."""
 
 _JOB_ID = re.compile(r"[0-9]{1,18}")
 
@@ -50,7 +72,9 @@ class Recorded(msgspec.Struct, frozen=True):
     job_id: str
     role: Role
     time: float
-    """When it was first heard of, in seconds since the epoch."""
+    """Time of its submission or first start, in seconds since the epoch."""
+    num_elements: int = 0
+    """Of an array, whose elements are then 0, 1, ...; 0: it is not such an array, or that is not known."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +89,22 @@ class Job:
     slurm: Slurm
     paths: RunPaths
     """The file names of the run that it belongs to."""
+    num_elements: int = 0
+    """See `Recorded`."""
+
+    @property
+    def elements(self) -> list[str]:
+        """12_0, 12_1, ... of an array whose size is known."""
+        return [f"{self.job_id}_{i}" for i in range(self.num_elements)]
 
     def status(self) -> list[JobStatus]:
-        """The job, or every task of the array that Slurm still knows."""
-        return self.slurm.statuses([self.job_id])
+        """The job, or every task of the array."""
+        return self.slurm.statuses([self.job_id], self.elements)
 
     @property
     def tasks(self) -> list["Job"]:
         """A handle for each task of the array, in order; a job without an array has itself as its only task."""
-        return [replace(self, job_id=status.name) for status in self.status()]
+        return [replace(self, job_id=status.name, num_elements=0) for status in self.status()]
 
     @property
     def state(self) -> str:
@@ -112,7 +143,9 @@ class Job:
         if state == "COMPLETED":
             return None
         end = "\n".join(self.stdout().splitlines()[-NUM_LINES_QUOTED:]) or "(its log is empty)"
-        return LaunchError(f"{self.role} {self.job_id} is {state}; the end of its log:\n{end}")
+        failed = [status for status in self.slurm.with_exit_codes(self.status()) if status.has_failed]
+        why = f" ({failed[0].explanation})" if failed and failed[0].explanation else ""
+        return LaunchError(f"{self.role} {self.job_id} is {state}{why}; the end of its log:\n{end}")
 
     @property
     def log_files(self) -> list[Path]:
@@ -128,7 +161,7 @@ class Job:
         return self.stdout()
 
     def cancel(self) -> None:
-        """End it, with all its tasks. A job that has ended already is no error."""
+        """End it, with all its tasks. A job that has already ended is not an error."""
         self.slurm.cancel([self.job_id])
 
 
@@ -161,8 +194,8 @@ class Submission:
         return self.head.state
 
     def status(self) -> list[JobStatus]:
-        """The head and every worker that Slurm still knows."""
-        return self.head.slurm.statuses([self.head.job_id, self.workers.job_id])
+        """The head and every worker of this submission."""
+        return self.head.slurm.statuses([self.head.job_id, self.workers.job_id], self.workers.elements)
 
     def done(self) -> bool:
         """Whether the head has ended for good."""
@@ -171,7 +204,7 @@ class Submission:
     def wait(self, timeout_s: float | None = None) -> str:
         """Wait for the head, then the workers; returns the head's state. Errors: LaunchError when the time is up."""
         state = self.head.wait(timeout_s)
-        self.see_workers_off()
+        self.wait_for_workers()
         return state
 
     def result(self, timeout_s: float | None = None) -> "Run":
@@ -198,17 +231,19 @@ class Submission:
         """The same as `stdout`."""
         return self.stdout()
 
-    def see_workers_off(self) -> None:
-        """Once the head has ended for good: wait for the workers, and cancel those that do not end by themselves."""
+    def wait_for_workers(self) -> None:
+        """Wait for the workers after the end of the head, and cancel those that do not end by themselves."""
         try:
-            self.workers.wait(GOING_HOME_S)
+            self.workers.wait(LEAVING_S)
         except LaunchError:
             self.workers.cancel()
-            self.workers.wait(GOING_HOME_S)
+            self.workers.wait(LEAVING_S)
 
     def cancel(self) -> None:
-        """End everything. The head has KillWait (30 s on most clusters) to write a checkpoint."""
-        self.head.slurm.cancel([self.head.job_id, self.workers.job_id])
+        """End everything, also workers that were added later. The head has KillWait (30 s on most clusters) to write a
+        checkpoint."""
+        added = [job.job_id for job in recorded_jobs(self.paths, self.head.slurm) if job.role == "worker"]
+        self.head.slurm.cancel(dict.fromkeys([self.head.job_id, self.workers.job_id, *added]))
 
     @property
     def finished(self) -> bool:
@@ -217,7 +252,7 @@ class Submission:
 
 
 def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
-    """Make the run folder, or go on with it, and queue its head and its workers.
+    """Create the run folder, or resume its run, and queue its head and its workers.
 
     The workers wait in the queue until the head has started. Errors: ConfigError, ModelError, EnvError before anything
     is queued; LaunchError when Slurm refuses (then nothing stays queued), when the run is finished, or has a head.
@@ -228,8 +263,9 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
         paths, changed = prepare.write_folder(config)
         if prepare.is_finished(paths):
             raise LaunchError(f"{paths.root} is finished; give another run.name, or look at it with `hpc-es verify`")
-        prepare.check(config)
+        prepare.check(config, in_slurm=True)
         refuse_second_head(paths, slurm)
+        refuse_times_above_limits(config, slurm)
         texts = scripts(config, paths)
         paths.slurm.mkdir(exist_ok=True)
         for role, text in texts.items():
@@ -246,9 +282,24 @@ def submit(config: Config, *, slurm: Slurm | None = None) -> Submission:
         except LaunchError:
             slurm.cancel([head_id])
             raise
-        record(paths, worker_id, "worker")
-    head, workers = Job(head_id, "head", slurm, paths), Job(worker_id, "worker", slurm, paths)
+        record(paths, worker_id, "worker", config.slurm.workers)
+    head = Job(head_id, "head", slurm, paths)
+    workers = Job(worker_id, "worker", slurm, paths, config.slurm.workers)
     return Submission(paths, head, workers, tuple(changed))
+
+
+def attach(root: Path, *, slurm: Slurm | None = None) -> Submission:
+    """Handles of the jobs of a run folder, as `submit` returned them: of the newest head, and of the workers that were
+    queued with it. Errors: LaunchError when it has no such jobs."""
+    paths = RunPaths(root)
+    jobs = jobs_of_last_submission(paths, slurm or Slurm())
+    # by hand they may have been queued before the head
+    workers = [job for job in jobs if job.role == "worker"] or [
+        job for job in recorded_jobs(paths, slurm or Slurm()) if job.role == "worker"
+    ][-1:]
+    if not workers or jobs[0].role != "head":
+        raise LaunchError(f"{root} has no jobs of a head and of workers: `hpc-es submit` queues them")
+    return Submission(paths, jobs[0], workers[0])
 
 
 def scripts(config: Config, paths: RunPaths) -> dict[Role, str]:
@@ -279,7 +330,7 @@ def _script(config: Config, paths: RunPaths, role: Role) -> str:
     settings = config.slurm
     job: JobConfig = getattr(settings, role)
     root = paths.root.resolve()
-    program = f"{settings.container} hpc-es" if settings.container else f"{shlex.quote(sys.executable)} -m hpc_es"
+    setup = settings.setup if job.setup is None else job.setup
     executor = _Scripts(root / "slurm")
     executor.update_parameters(
         job_name=f"{config.run.name}-{role}",
@@ -288,12 +339,12 @@ def _script(config: Config, paths: RunPaths, role: Role) -> str:
         qos=job.qos,
         time=ceil(job.time / 60),
         nodes=1,
-        ntasks_per_node=1,
+        ntasks_per_node=settings.workers_per_job if role == "worker" else 1,
         cpus_per_task=job.cpus,
         mem=job.memory,
         gres=job.gres,
         gpus_per_task=job.gpus_per_task,
-        setup=list(settings.setup) or None,
+        setup=["set -e", *setup, "set +e"] if setup else None,
         stderr_to_stdout=True,
         use_srun=False,
         wckey=None,
@@ -307,8 +358,22 @@ def _script(config: Config, paths: RunPaths, role: Role) -> str:
             **dict(_flag(flag) for flag in job.flags),
         },
     )
-    command = f"exec {program} {role} {shlex.quote(str(root))}"
-    return executor.text(command, settings.workers if role == "worker" else None)
+    return executor.text(_command(config, root, role), settings.workers if role == "worker" else None)
+
+
+def _command(config: Config, root: Path, role: Role) -> str:
+    """What the script runs once everything is set up."""
+    settings = config.slurm
+    job: JobConfig = getattr(settings, role)
+    python, container = job.python or settings.python, job.container or settings.container
+    program = "hpc-es" if container and not python else f"{shlex.quote(python or sys.executable)} -m hpc_es"
+    command = f"{program} {role} {shlex.quote(str(root))}"
+    if container:
+        command = f"{container} {command}"
+    num_tasks = settings.workers_per_job if role == "worker" else 1
+    if num_tasks > 1:
+        command = f"srun --ntasks={num_tasks} --cpus-per-task={job.cpus} --kill-on-bad-exit=0 {command}"
+    return _STAYING.format(command=command) if container or num_tasks > 1 else f"exec {command}"
 
 
 def _flag(text: str) -> tuple[str, Any]:
@@ -316,15 +381,34 @@ def _flag(text: str) -> tuple[str, Any]:
     return name, value if equals else True
 
 
+def refuse_times_above_limits(config: Config, slurm: Slurm) -> None:
+    """Most clusters accept a job that asks for more time than its partition allows, and never start it.
+
+    A QOS may allow more, so a job that names one is Slurm's to judge. Errors: LaunchError.
+    """
+    limits = slurm.time_limits()
+    for role in ("head", "worker"):
+        job: JobConfig = getattr(config.slurm, role)
+        for partition in (job.partition or "").split(","):
+            limit = limits.get(partition)
+            if limit is not None and not job.qos and job.time > limit:
+                raise LaunchError(
+                    f"slurm.{role}.time={job.time:g} is above the limit of partition {partition or '(the default)'}, "
+                    f"{limit:g} s, so the job would wait for ever; ask for less: jobs are queued again at their limit"
+                )
+
+
 @contextlib.contextmanager
 def _advice(config: Config, role: Role, slurm: Slurm) -> Iterator[None]:
-    """Slurm's refusal together with the settings that it is about."""
+    """Add the settings of a job to the error when Slurm refuses it."""
     try:
         yield
     except LaunchError as error:
         job: JobConfig = getattr(config.slurm, role)
         settings = job.model_dump(mode="json").items()
         asked = [f"slurm.{role}.{key}={value}" for key, value in settings if value not in (None, [])]
+        if role == "worker":
+            asked.append(f"slurm.workers={config.slurm.workers}")
         if config.slurm.account:
             asked.append(f"slurm.account={config.slurm.account}")
         there = ", ".join(slurm.partitions()) or "unknown"
@@ -336,27 +420,28 @@ def _advice(config: Config, role: Role, slurm: Slurm) -> Iterator[None]:
 # --- the jobs of a run ----------------------------------------------------------------------------------------------
 
 
-def record(paths: RunPaths, job_id: str, role: Role) -> None:
-    """Remember a job of the run, once; every process of the job may call this at once."""
+def record(paths: RunPaths, job_id: str, role: Role, num_elements: int = 0) -> None:
+    """Record a job of the run, once; all processes of the job may call this at the same time."""
     paths.slurm.mkdir(exist_ok=True)
     file = paths.slurm_job(job_id)
     if not file.exists():
         unfinished = file.with_name(f".{file.name}.{time.time_ns()}")
-        unfinished.write_bytes(msgspec.json.encode(Recorded(job_id, role, time.time())))
+        unfinished.write_bytes(msgspec.json.encode(Recorded(job_id, role, time.time(), num_elements)))
         unfinished.replace(file)
 
 
 def recorded_jobs(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
-    """All jobs of the run that we heard of, in the order of their submission (jobs begin in any order)."""
+    """All recorded jobs of the run, in the order of their submission (jobs start in any order)."""
     slurm = slurm or Slurm()
     records = [record for file in paths.slurm.glob("[0-9]*.json") if (record := _recorded(file)) is not None]
     return [
-        Job(known.job_id, known.role, slurm, paths) for known in sorted(records, key=lambda known: int(known.job_id))
+        Job(known.job_id, known.role, slurm, paths, known.num_elements)
+        for known in sorted(records, key=lambda known: int(known.job_id))
     ]
 
 
 def _recorded(file: Path) -> Recorded | None:
-    """None, with a warning, for a file that no job of ours has written."""
+    """The record in a file; None, with a warning, for a file that is not such a record."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         known = read_json(file, Recorded)
         if _JOB_ID.fullmatch(known.job_id) and file.stem == known.job_id:
@@ -365,15 +450,21 @@ def _recorded(file: Path) -> Recorded | None:
     return None
 
 
+def jobs_of_last_submission(paths: RunPaths, slurm: Slurm | None = None) -> list[Job]:
+    """The newest head and what was queued after it; all jobs where no head is known."""
+    jobs = recorded_jobs(paths, slurm)
+    return jobs[max((i for i, job in enumerate(jobs) if job.role == "head"), default=0) :]
+
+
 def job_statuses(paths: RunPaths, slurm: Slurm | None = None) -> list[tuple[Role, JobStatus]]:
     """Jobs that are not over, and those of the last submission however they ended. Empty where no job is known."""
     jobs = recorded_jobs(paths, slurm)
     if not jobs:
         return []
-    last = max((i for i, job in enumerate(jobs) if job.role == "head"), default=0)
-    roles = {job.job_id: job.role for job in jobs}
-    shown = {job.job_id for job in jobs[last:]}
-    statuses = jobs[0].slurm.statuses([job.job_id for job in jobs])
+    last = jobs_of_last_submission(paths, slurm)
+    roles, shown = {job.job_id: job.role for job in jobs}, {job.job_id for job in last}
+    elements = [name for job in last for name in job.elements]
+    statuses = jobs[0].slurm.with_exit_codes(jobs[0].slurm.statuses([job.job_id for job in jobs], elements))
     named = [(status.name.partition("_")[0], status) for status in statuses]
     return [(roles[job_id], status) for job_id, status in named if job_id in shown or not status.is_final]
 
@@ -392,7 +483,9 @@ def summarise(statuses: list[JobStatus]) -> str:
     for wanted in ("RUNNING", *(state for state, status in zip(states, statuses, strict=True) if not status.is_final)):
         if wanted in states:
             return wanted
-    return next((state for state in states if state != "COMPLETED"), "COMPLETED" if states else UNKNOWN)
+    # GONE last: of elements that were cancelled in the queue nothing else may be known, of their siblings it is
+    failures = sorted((state for state in states if state != "COMPLETED"), key=lambda state: state == "GONE")
+    return next(iter(failures), "COMPLETED" if states else UNKNOWN)
 
 
 def refuse_second_head(paths: RunPaths, slurm: Slurm | None = None) -> None:
@@ -404,7 +497,9 @@ def refuse_second_head(paths: RunPaths, slurm: Slurm | None = None) -> None:
             raise LaunchError(
                 f"Slurm does not say whether job {job.job_id}, the head of {paths.root}, has ended: try later"
             )
+        script = paths.slurm_script("worker")
+        how = f"`sbatch {script}`" if script.is_file() else f"`sbatch slurm/worker.sbatch {paths.root}`"
         raise LaunchError(
-            f"{paths.root} has a head already: job {job.job_id} is {state}. Add workers to it with `sbatch "
-            f"{paths.slurm_script('worker')}`, or end it with `hpc-es cancel {paths.root}`"
+            f"{paths.root} has a head already: job {job.job_id} is {state}. Add workers to it with {how}, or end "
+            f"it with `hpc-es cancel {paths.root}`"
         )

@@ -7,10 +7,10 @@ noise).
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,8 @@ NEVER_TRAINED = "mtp.*"
 """Names of the layers for multi-token prediction. Engines use them for speculative decoding only, so fitness does not
 depend on them, and updates would move them at random. The digest covers them like any other tensor."""
 
-_CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUP_LIMITS = {"": ("", "memory.max"), "memory": ("memory", "memory.limit_in_bytes")}
+"""Controllers as /proc/self/cgroup names them (v2: none) -> folder below /sys/fs/cgroup and file with the limit."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +97,25 @@ def num_bytes(
     return 4 * num_elements(lay_out(path, include, exclude, optimiser))
 
 
-def memory_limit() -> int:
-    """Bytes of memory that this process may use: the smaller of the node's memory and the cgroup limit."""
+def memory_limit(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes of memory that this process may use: the least of the node's memory and the limits of its control groups,
+    as a Slurm job has them."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in map(Path, _CGROUP_LIMITS):
+    for path in _limit_files(proc, cgroups):
         if path.is_file() and (text := path.read_text(encoding="utf-8").strip()).isdigit():
             limits.append(int(text))
     return min(limits)
+
+
+def _limit_files(proc: Path, cgroups: Path) -> Iterator[Path]:
+    """Files that may hold a memory limit: of the group of this process and of all groups around it."""
+    own = proc.read_text(encoding="utf-8") if proc.is_file() else ""
+    for line in [*own.splitlines(), "0::/", "0:memory:/"]:  # a container may hide the path of its group
+        controllers, _, group = line.partition(":")[2].partition(":")
+        if controllers in _CGROUP_LIMITS:
+            folder, name = _CGROUP_LIMITS[controllers]
+            inner = PurePosixPath(group.lstrip("/"))
+            yield from (cgroups / folder / outer / name for outer in (inner, *inner.parents))
 
 
 def check_memory(

@@ -171,6 +171,20 @@ class Frames:
             later = self.data.find(_MARKER, later + 1)
 
 
+def last_records(data: bytes, version: int) -> list[AnyRecord]:
+    """Records of the last frame that has any, from the end of a file alone; empty where there is none in `data`."""
+    at = data.rfind(_MARKER)
+    while at >= 0:
+        intact = _intact_at(data, at, version)
+        if intact is not None and intact.payload != _END_MARK:
+            try:
+                return _decoder.decode(intact.payload)
+            except msgspec.DecodeError:  # of an older schema
+                return []
+        at = data.rfind(_MARKER, 0, at)
+    return []
+
+
 class _Intact(NamedTuple):
     """A frame whose checksum is correct."""
 

@@ -30,7 +30,7 @@ import msgspec
 from hpc_es.errors import JournalDamaged, StoreError, Superseded
 from hpc_es.files import open_regular, read_bytes
 from hpc_es.paths import MAX_GENERATION, RunPaths
-from hpc_es.store.frames import FILE_HEADER, Chain, Frames, damaged, frame
+from hpc_es.store.frames import FILE_HEADER, FORMAT_VERSION, Chain, Frames, damaged, frame, last_records
 from hpc_es.store.records import AnyRecord, Started
 from hpc_es.store.witnesses import Witnesses
 
@@ -46,6 +46,10 @@ def warn_python(text: str) -> None:
 
 
 _said: dict[str | tuple[str, type[Warning], int], int] = {}
+
+
+TAIL_BYTES = 2**16
+"""How much `last_record` reads. The last record of a run that has ended is short."""
 
 
 class JournalWriter:
@@ -193,6 +197,23 @@ def journal_end(root: Path) -> JournalEnd | None:
     """Find the end of a journal; None if there is none. Reads the newest segment once. Errors: as `read_journal`."""
     chain, _ = _chain(RunPaths(root))
     return JournalEnd(chain[-1].started.generation, chain[-1].measure().end) if chain else None
+
+
+def last_record(paths: RunPaths) -> AnyRecord | None:
+    """The last record, from the end of the newest segment alone; None where there is none, or it cannot be told.
+
+    A run of days has a long journal, and a thousand workers that start at once would all read it.
+    """
+    segments = paths.segments()
+    if not segments:
+        return None
+    try:
+        with open(open_regular(segments[-1][1]), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            records = last_records(file.read(), FORMAT_VERSION)
+    except OSError:
+        return None
+    return records[-1] if records else None
 
 
 def newest_start(paths: RunPaths) -> Started | None:

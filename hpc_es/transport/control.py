@@ -20,7 +20,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
-from hpc_es.errors import TransportError
+from hpc_es.errors import HeadSilent, TransportError
 from hpc_es.paths import RunPaths
 from hpc_es.records import EvalId
 from hpc_es.transport import limits
@@ -223,8 +223,9 @@ class HeadClient:
     ):
         """Start the thread.
 
-        on_lost: called once, if no message came from a head for `head_timeout_s` or the head refused our key. largest:
-        maximum size in bytes of a message to the head. Errors: TransportError (keys).
+        on_lost: called once, with HeadSilent if no message came from a head for `head_timeout_s` (see `wait_again`),
+        with another TransportError if the head refused our key. largest: maximum size in bytes of a message to the
+        head. Errors: TransportError (keys).
         """
         self.generation = 0
         """Highest generation seen so far; 0: none yet."""
@@ -242,7 +243,7 @@ class HeadClient:
         self._closing = threading.Event()
         self._lost = False
         self._connection: Connection | None = None
-        self._heard_at = time.monotonic()
+        self._heard_at = self._waits_since = time.monotonic()
         self._wake = Wake()
         self._context = zmq.Context()
         self._thread = threading.Thread(target=self._run, name="head-client", daemon=True)
@@ -263,6 +264,11 @@ class HeadClient:
     def silence_s(self) -> float:
         """Seconds since the last message from the head."""
         return time.monotonic() - self._heard_at
+
+    def wait_again(self) -> None:
+        """Wait for another `head_timeout_s` after the head was lost by its silence; then `on_lost` is called again."""
+        self._waits_since = time.monotonic()
+        self._lost = False
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every report is acknowledged; False if some are not after `timeout_s`."""
@@ -292,7 +298,7 @@ class HeadClient:
             self._empty_outbox()
         except Exception as error:
             log.exception("the thread that communicates with the head failed")
-            self._lose(f"the thread that communicates with the head failed: {error!r}")
+            self._lose(TransportError(f"the thread that communicates with the head failed: {error!r}"))
         finally:
             if self._connection is not None:
                 self._connection.close(WORKER_LINGER_MS if self._connection.is_ready else 0)
@@ -306,14 +312,16 @@ class HeadClient:
         if self._connection is not None and self._connection.is_ready:
             self._transmit(self._make_heartbeat())
             self._send_reports(sent_before=now - self._heartbeat_s)
-        silent_s = now - self._heard_at
-        if silent_s > self._head_timeout_s:
+        if now - max(self._heard_at, self._waits_since) > self._head_timeout_s:
             root = self._paths.root
             where = self._connection.trouble if self._connection else f"{self._paths.rendezvous} does not exist"
             self._lose(
-                f"no message from a head for {silent_s:.0f} s (transport.head_timeout): {where}. If no head runs, "
-                f"start it again (`hpc-es submit {root}`, or `hpc-es run {root}` without Slurm); if one runs, "
-                f"this node cannot reach it: check for a firewall between them, or set another transport.interface"
+                HeadSilent(
+                    f"no message from a head for {now - self._heard_at:.0f} s (transport.head_timeout): {where}. If no "
+                    f"head runs, start it again (`hpc-es submit {root}`, or `hpc-es run {root}` without Slurm); if one "
+                    "runs, this node cannot reach it: check for a firewall between them, or set another "
+                    "transport.interface"
+                )
             )
 
     def _follow(self) -> None:
@@ -347,7 +355,7 @@ class HeadClient:
                 self._transmit(self._make_hello(self.generation))
                 self._send_reports(sent_before=time.monotonic())
             if connection.is_refused:
-                self._lose(f"{connection.trouble} ({self._paths.secrets})")
+                self._lose(TransportError(f"{connection.trouble} ({self._paths.secrets})"))
             for data in connection.receive():
                 self._deliver(data)
         self._empty_outbox()
@@ -409,10 +417,10 @@ class HeadClient:
             reported = next(reversed(self._pending), None)
         return msgspec.structs.replace(hello, holding=hello.holding or reported)
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, error: TransportError) -> None:
         if not self._lost:
             self._lost = True
-            self._on_lost(TransportError(why))
+            self._on_lost(error)
 
 
 def _bind(router: "zmq.Socket[bytes]", host: str) -> int:

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from hpc_es.config.load import config_digest, load
 from hpc_es.config.schema import Config
 from hpc_es.engine import start_engine
 from hpc_es.engine.base import Engine
-from hpc_es.errors import ConfigError, EnvError, TransportError
+from hpc_es.errors import ConfigError, EnvError, HeadSilent, TransportError
 from hpc_es.noise.reference import TABLE_CRC32
 from hpc_es.params import check_memory
 from hpc_es.params.catch_up import full_work
@@ -40,6 +40,7 @@ from hpc_es.worker import seat as seats
 from hpc_es.worker.arrival import Arrival
 from hpc_es.worker.budget import Budget
 from hpc_es.worker.catch_up import CatchUp, Pending
+from hpc_es.worker.lookout import SILENCE_S, AskAboutHead, no_scheduler, pauses, verdict
 from hpc_es.worker.rollout import Performance, Player
 from hpc_es.worker.trajectories import TrajectoryFile
 
@@ -47,8 +48,10 @@ log = logging.getLogger(__name__)
 
 FAREWELL_S = 2.0
 """How long a leaving worker waits for the acknowledgement of what it has reported."""
-LOOKOUT_S, SILENCE_S = 5.0, 15.0
-"""How often the worker looks whether its head is silent, and the silence that makes it ask why."""
+LOOKOUT_S = 5.0
+"""How often the worker looks whether its head is silent."""
+MAX_QUESTIONS = 5
+"""How often a worker that has lost its head asks the scheduler, until it gets an answer."""
 
 
 @dataclass(frozen=True)
@@ -62,31 +65,27 @@ class Ended:
     """Its job should be queued again."""
 
 
-def head_may_return() -> str | None:
-    return None
-
-
 def run_worker(
     run_dir: Path,
     seat: str,
     *,
     local: bool = False,
     ends_at: float | None = None,
-    head_is_gone: Callable[[], str | None] = head_may_return,
+    ask_about_head: AskAboutHead = no_scheduler,
 ) -> int:
     """Be a worker of a run until it ends. Exit code 0: the run is done or this worker was drained, 3: sent home or
     stopped before that, 4: its job is nearly over (SIGUSR2, or no time for another evaluation) and should be queued
     again.
 
     `local`: this machine's CPUs serve all workers of the run. `ends_at`: when the job ends, in seconds since the epoch.
-    `head_is_gone` is asked while the head is silent, and says why it will not come back. Errors: ConfigError when the
-    head refuses this worker, TransportError when there is no head for too long, ModelError, EngineError.
+    `ask_about_head` is called while the head is silent (see lookout.py). Errors: ConfigError when the head refuses this
+    worker, TransportError when there is no head for too long, ModelError, EngineError.
     """
     paths = RunPaths(run_dir.resolve())  # an environment may change the working directory
     config = load(paths.config).config
     load_secrets(paths)  # what is wrong with the keys is told before a model is loaded
     threads = config.engine.threads or _share_of_cpus(config, local)
-    ended = asyncio.run(_work(paths, config, seat, threads, Budget(ends_at), head_is_gone))
+    ended = asyncio.run(_work(paths, config, seat, threads, Budget(ends_at), ask_about_head))
     log.info("worker ends: %s", ended.reason)
     if ended.finished:
         return 0
@@ -99,7 +98,7 @@ async def _work(
     seat: str,
     threads: int,
     budget: Budget,
-    head_is_gone: Callable[[], str | None],
+    ask_about_head: AskAboutHead,
 ) -> Ended:
     model, optimiser = config.model, config.es.optimiser.kind
     if Path(model.path).exists():  # the name of an endpoint's model is no path
@@ -109,7 +108,7 @@ async def _work(
         model, config.engine, threads=threads, optimiser=optimiser, traces=methods.wants_traces(config)
     )
     try:
-        return await Worker(paths, config, seat, engine, budget, head_is_gone).run()
+        return await Worker(paths, config, seat, engine, budget, ask_about_head).run()
     finally:
         await engine.close()
 
@@ -128,11 +127,11 @@ class Worker:
         seat: str,
         engine: Engine,
         budget: Budget,
-        head_is_gone: Callable[[], str | None] = head_may_return,
+        ask_about_head: AskAboutHead = no_scheduler,
     ) -> None:
         self.paths, self.config, self.seat, self.engine = paths, config, seat, engine
         self.budget = budget
-        self._head_is_gone = head_is_gone
+        self._ask_about_head = ask_about_head
         self._draining = self._has_joined = False
         self._began = 0.0
         self.place = Place.here()
@@ -187,6 +186,9 @@ class Worker:
         try:
             while True:
                 item = await self._inbox.get()
+                if isinstance(item, HeadSilent):
+                    self._beside(self._decide_about(item))
+                    continue
                 if isinstance(item, BaseException):
                     raise item
                 if isinstance(item, Ended):
@@ -369,14 +371,42 @@ class Worker:
 
     async def _watch_head(self) -> None:
         """While the head is silent, ask whether it will ever come back."""
+        pause = pauses()
         while True:
             await asyncio.sleep(LOOKOUT_S)
             if self.client.silence_s < SILENCE_S:
+                pause = pauses()
                 continue
-            reason = await asyncio.to_thread(self._head_is_gone)
-            if reason is not None:
-                self._inbox.put_nowait(Ended(f"the head is gone: {reason}", finished=False))
+            await asyncio.sleep(next(pause))
+            if self.client.silence_s < SILENCE_S:
+                continue
+            outlook = await asyncio.to_thread(self._ask_about_head, self.client.silence_s)
+            if outlook.state == "gone":
+                self._inbox.put_nowait(Ended(f"the head is gone: {outlook.detail}", finished=False))
                 return
+
+    async def _decide_about(self, silence: HeadSilent) -> None:
+        """No head was heard for transport.head_timeout: leave, queue again behind it, wait once more, or fail."""
+        limit = self.config.transport.head_timeout
+        for _ in range(MAX_QUESTIONS):
+            outlook = await asyncio.to_thread(self._ask_about_head, self.client.silence_s)
+            if outlook.state != "unknown" or not outlook.job:
+                break
+            await asyncio.sleep(next(pauses()))  # another worker is asking, or the controller does not answer
+        if self.client.silence_s < limit:
+            self.client.wait_again()  # it came back meanwhile
+            return
+        match verdict(outlook, limit):
+            case "leave":
+                self._inbox.put_nowait(Ended(f"the head is gone: {outlook.detail}", finished=False))
+            case "requeue":
+                reason = f"the head waits in the queue: {outlook.detail}"
+                self._inbox.put_nowait(Ended(reason, finished=False, out_of_time=True))
+            case "wait":
+                log.info("waiting for the head: %s", outlook.detail)
+                self.client.wait_again()
+            case "fail":
+                raise TransportError(str(silence))  # HeadSilent would be decided about again
 
     async def _probe_if_due(self, version: int) -> None:
         """Compare the live weights with the arena while they still are the member that was last evaluated."""

@@ -16,6 +16,7 @@ from on_cluster import (
     assert_as_if_nothing_had_happened,
     children,
     cluster,
+    dependencies,
     hpc_es,
     is_alive,
     joined,
@@ -26,6 +27,7 @@ from on_cluster import (
     script,
     seats,
     status,
+    told,
     wait_for_generation,
     wait_for_version,
     wait_for_work,
@@ -296,13 +298,56 @@ def test_a_head_may_move_to_another_node_or_have_a_double(
     assert nodes[0] != nodes[1] != nodes[2]
 
 
+def test_a_failed_worker_returns_and_workers_queue_again_behind_a_head_that_waits(
+    gate: Path, settings: Callable[..., Config], undisturbed: Submission, queue: Slurm
+) -> None:
+    submission = slurm.submit(settings("transport.head_timeout=10s"))
+    paths, head = submission.paths, submission.head.job_id
+    first, second = (f"{submission.workers.job_id}_{i}" for i in range(2))
+    wait_for_work(submission, f"{first}.0", f"{second}.0")
+    queue.cancel([second], "--batch", "--signal=KILL")
+    wait_until(lambda: queue.statuses([second])[0].state == "FAILED", "it lives")
+    shown = json.loads(hpc_es("status", paths.root, "--json"))
+    assert [job["explanation"] for job in shown["jobs"] if job["name"] == second] == ["killed by SIGKILL"]
+    wait_for_work(submission, f"{first}.0", f"{second}.1")
+
+    scontrol("requeuehold", head)
+    behind = f"after:{head}(unfulfilled)"
+    wait_until(lambda: dependencies() == {first: behind, second: behind}, "the workers do not wait behind the head")
+    assert f"the head waits in the queue: job {head} is PENDING" in hpc_es("logs", paths.root, f"{first}.0")
+    assert f"the head waits in the queue: job {head} is PENDING" in told("status", paths.root)
+    scontrol("release", head)
+    wait_for_work(submission, f"{first}.1", f"{second}.2")
+    gate.unlink()
+    assert_as_if_nothing_had_happened(submission, undisturbed)
+    assert {one.state for one in submission.workers.status()} == {"COMPLETED"}
+
+
+def test_several_workers_of_one_job_in_a_container_without_slurm_leave_and_return_together(
+    gate: Path, settings: Callable[..., Config], undisturbed: Submission, queue: Slurm
+) -> None:
+    container = f"slurm.container=env PATH={Path(sys.executable).parent}"
+    whole_node = ("slurm.worker.gres=null", "slurm.worker.gpus_per_task=1", "slurm.worker.flags=['--exclusive']")
+    submission = slurm.submit(settings(container, "slurm.workers=1", "slurm.workers_per_job=2", *whole_node))
+    element = f"{submission.workers.job_id}_0"
+    wait_for_work(submission, f"{element}-0.0.0", f"{element}-0.1.0")
+    queue.cancel([submission.head.job_id, element], "--batch", "--signal=USR2")
+    wait_for_generation(submission.paths, 2)
+    assert "there is no scontrol here" in hpc_es("logs", submission.paths.root, f"{submission.head.job_id}.0")
+    wait_for_work(submission, f"{element}-0.0.1", f"{element}-0.1.1")
+    gate.unlink()
+    assert_as_if_nothing_had_happened(submission, undisturbed)
+    assert submission.workers.state == "COMPLETED"
+    assert submission.workers.stdout().count("worker ends: all updates") == 2
+
+
 @pytest.mark.vllm
 def test_the_smoke_configuration_completes_with_vllm_though_a_worker_is_killed(
     gate: Path, own: list[str], queue: Slurm, tmp_path: Path
 ) -> None:
     paths = RunPaths(tmp_path / "slurm-smoke")
     llama = (f"model.path={write_tiny_llama(tmp_path / 'llama')}", "es.sigma=0.05", "task.chat=true")
-    settings = (*own, *llama, "engine.kind=vllm")
+    settings = (*own, *llama, "engine.kind=vllm", "slurm.max_restarts=0")
     command = [sys.executable, "-m", "hpc_es", "submit", str(CONFIG), *settings, "--wait", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as submit:
         wait_until(lambda: submit.poll() is not None or len(seats(paths)) == 2, "the workers did not come")
@@ -323,16 +368,23 @@ def test_the_smoke_configuration_completes_with_vllm_though_a_worker_is_killed(
 # --- refusals -------------------------------------------------------------------------------------------------------
 
 
-def test_workers_that_die_in_an_environment_fail_their_jobs_and_the_run_ends_with_the_cause(
+def test_a_run_whose_workers_die_in_an_environment_or_fail_before_they_begin_ends_with_the_cause(
     settings: Callable[..., Config], queue: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    setup = "slurm.worker.setup=['echo no module cuda/13', 'false']"
+    unable = slurm.submit(settings(setup, "run.name=unable"), slurm=queue)
     monkeypatch.setenv(rogue.ROGUE, "step:exit")
-    submission = slurm.submit(settings("task.env=rogue:Sudoku", "slurm.workers=1"), slurm=queue)
+    submission = slurm.submit(settings("task.env=rogue:Sudoku", "slurm.workers=1", "slurm.max_restarts=0"), slurm=queue)
     assert submission.wait(LIMIT_S) == "FAILED"
     assert submission.workers.state == "FAILED"
     words = submission.paths.log(f"head-{submission.head.job_id}.0").read_text()
     assert "no worker is left, and none is queued; the last one" in words
     assert "ended with code 0 in a call of an environment: rogue:Sudoku: step 1 of task" in words
+
+    assert unable.wait(LIMIT_S) == "FAILED"
+    words = unable.paths.log(f"head-{unable.head.job_id}.0").read_text()
+    assert "is FAILED; its log ends with: no module cuda/13" in words
+    assert "exit code 1" in hpc_es("status", unable.paths.root)
 
 
 def test_a_wrong_partition_is_reported_and_queues_nothing(settings: Callable[..., Config], queue: Slurm) -> None:

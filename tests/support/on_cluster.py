@@ -26,10 +26,20 @@ LIMIT_S = 300.0
 
 
 def hpc_es(*arguments: str | Path) -> str:
+    """What the command writes to stdout."""
+    return _run(*arguments).stdout
+
+
+def told(*arguments: str | Path) -> str:
+    """What the command writes to stderr."""
+    return _run(*arguments).stderr
+
+
+def _run(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "hpc_es", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
 
 
 def wait_until(holds: Callable[[], bool], what: str) -> None:
@@ -99,6 +109,13 @@ def wait_for_generation(paths: RunPaths, generation: int) -> None:
 
 def scontrol(*words: str) -> None:
     subprocess.run(["scontrol", *words], check=True)
+
+
+def dependencies() -> dict[str, str]:
+    """What each pending job waits for."""
+    command = ["squeue", "--noheader", "--array", "--states=PENDING", "--format=%i %E"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {name: what for name, _, what in (line.partition(" ") for line in lines) if what not in ("", "(null)")}
 
 
 def preempt(node: str, folder: Path) -> None:

@@ -189,6 +189,16 @@ def test_a_status_fits_in_a_line_and_in_a_table(capsys: pytest.CaptureFixture[st
         assert text in shown
 
 
+def test_very_many_workers_are_shown_in_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    console().print(status_table(a_status(num_workers=64)))
+    shown = capsys.readouterr().out
+    assert "64 busy; busy 90%, useful 80% on average, 448 results" in shown
+    assert "versions: 64 at 3" in shown
+    assert "local-0" not in shown
+    console().print(status_table(a_status(num_workers=64), whole=True))
+    assert capsys.readouterr().out.count("local-0") == 64
+
+
 def test_workers_that_are_not_connected_are_shown_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,21 @@ def test_nccl_that_does_not_come_up_gives_way_to_gloo() -> None:
     assert "uses Gloo instead of NCCL" in theatre.events[NCCL_TRIES]
 
 
+def test_a_gloo_group_that_does_not_come_up_is_tried_again_less_and_less_often() -> None:
+    theatre, tried = Theatre(), []
+    theatre.join("a")
+    for commit in range(300):
+        for opened in theatre.plane.change_epoch():
+            assert isinstance(opened, OpenGroup)
+            tried.append(commit)
+            theatre.plane.end_epoch(opened.epoch, "connect: timed out")
+    assert tried == [0, 2, 6, 14, 30, 62, 126, 190, 254]
+    (opened,) = (opened for _ in range(64) for opened in theatre.plane.change_epoch())
+    theatre.plane.group_up(opened.epoch)  # type: ignore[union-attr]
+    theatre.join("b")
+    assert kinds(theatre.plane.change_epoch()) == [OpenGroup], "a new member is no failure"
+
+
 def test_the_epoch_changes_once_per_commit_and_only_with_its_members() -> None:
     theatre = Theatre()
     theatre.join("a")

@@ -23,7 +23,7 @@ HEAVY = ("torch", "numpy", "pandas", "h5py", "matplotlib", "pydantic", "msgspec"
 def test_importing_it_imports_nothing_heavy_and_names_what_there_is() -> None:
     code = f"import sys, hpc_es; print([name for name in {HEAVY} if name in sys.modules], sorted(hpc_es.__all__))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = ["Arena", "load_config", "plots", "read", "read_traces", "replay", "report", "run", "submit"]
+    names = ["Arena", "attach", "load_config", "plots", "read", "read_traces", "replay", "report", "run", "submit"]
     assert done.stdout == f"[] {names}\n"
     assert set(names) <= set(dir(hpc_es))
 
@@ -35,14 +35,14 @@ def test_loading_a_configuration_needs_no_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["load_config", "run", "submit", "read", "read_traces", "replay", "report", "plots", "Arena"]
+    "name", ["load_config", "run", "submit", "attach", "read", "read_traces", "replay", "report", "plots", "Arena"]
 )
 def test_every_name_is_there_with_a_docstring(name: str) -> None:
     assert len(getattr(hpc_es, name).__doc__) > 50
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'reed'; it has Arena, load_config"):
+    with pytest.raises(AttributeError, match="has no attribute 'reed'; it has Arena, attach, load_config"):
         hpc_es.reed  # noqa: B018
 
 

@@ -1,10 +1,13 @@
 """Submission, scripts, logs and the place of a process, without a cluster: Slurm is played by `Cluster`."""
 
+import heapq
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,18 +15,22 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
+from hpc_es.cli.arguments import run_paths
+from hpc_es.cli.output import console, jobs_line, jobs_report
 from hpc_es.config import Config, load, save
 from hpc_es.errors import ConfigError, LaunchError
 from hpc_es.launch import prepare, slurm
-from hpc_es.launch.logs import find_log
-from hpc_es.launch.slurm_commands import Answer, Slurm, run
-from hpc_es.launch.slurm_role import head_is_gone, workers_are_gone
+from hpc_es.launch.head_watch import HeadWatch
+from hpc_es.launch.logs import find_log, follow
+from hpc_es.launch.pool import Pool
+from hpc_es.launch.slurm_commands import Answer, JobStatus, Slurm, run
+from hpc_es.params.layout import memory_limit
 from hpc_es.params.tiny_llama import write_tiny_llama
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 from hpc_es.store.journal import JournalWriter
 from hpc_es.store.records import SCHEMA_VERSION, Started, Stopped
-from hpc_es.worker import seat
+from hpc_es.worker import lookout, seat
 
 
 class Cluster:
@@ -32,6 +39,9 @@ class Cluster:
     def __init__(self, refused: str = "") -> None:
         self.refused = refused
         self.submitted: list[tuple[str, ...]] = []
+        self.asked: list[tuple[str, ...]] = []
+        """Calls of squeue."""
+        self.requeued: list[str] = []
         self.states: dict[str, str] = {}
         self.slurm = Slurm(self.answer)
 
@@ -45,12 +55,19 @@ class Cluster:
             self.submitted.append(tuple(arguments))
             self.states[str(100 + len(self.submitted))] = "RUNNING"
             return Answer(0, f"{100 + len(self.submitted)}\n", "")
+        if program == "scontrol" and arguments[0] == "requeue":
+            self.requeued.append(arguments[1])
         if program == "squeue":
+            self.asked.append(tuple(command))
             asked = next(word.removeprefix("--jobs=") for word in arguments if word.startswith("--jobs=")).split(",")
             return Answer(0, "".join(f"{job}|{self.states[job]}|n1|1:00|None\n" for job in self.known(asked)), "")
         if program == "scancel":
             self.states.update((job, "CANCELLED") for job in self.known(arguments))
-        return Answer(0, "batch\nhigh\nbatch\n" if program == "sinfo" else "", "")
+        if program == "sinfo":
+            return Answer(
+                0, "batch*|1-00:00:00\nhigh|infinite\n" if "%l" in command[-1] else "batch\nhigh\nbatch\n", ""
+            )
+        return Answer(0, "", "")
 
     def known(self, jobs: Sequence[str]) -> list[str]:
         """The jobs among these, and the tasks of the arrays among these."""
@@ -106,9 +123,63 @@ def test_each_role_requests_its_own_resources(config: Config) -> None:
 def test_setup_lines_come_before_the_role_and_a_container_around_it(config: Config) -> None:
     config = with_slurm(config, setup=["module load cuda"], container="apptainer exec --nv x.sif")
     lines = slurm.scripts(config, prepare.run_paths(config))["worker"].splitlines()
-    role = next(line for line in lines if line.startswith("exec"))
-    assert role.startswith("exec apptainer exec --nv x.sif hpc-es worker ")
-    assert lines.index("module load cuda") < lines.index(role)
+    role = next(line for line in lines if line.startswith("apptainer"))
+    assert role.startswith("apptainer exec --nv x.sif hpc-es worker ")
+    assert lines.index("set -e") < lines.index("module load cuda") < lines.index("set +e") < lines.index(role)
+
+
+def test_setup_container_and_python_can_differ_between_the_roles(config: Config) -> None:
+    worker = {"setup": ["source /w/activate"], "container": "apptainer exec w.sif", "python": "python"}
+    config = with_slurm(config, setup=["module load x"], python="/shared/venv/bin/python", worker=worker)
+    texts = slurm.scripts(config, prepare.run_paths(config))
+    root = prepare.run_paths(config).root
+    assert f"exec /shared/venv/bin/python -m hpc_es head {root}" in texts["head"].splitlines()
+    assert "module load x" in texts["head"]
+    assert f"apptainer exec w.sif python -m hpc_es worker {root} &" in texts["worker"].splitlines()
+    assert "module load x" not in texts["worker"]
+
+
+def test_several_workers_share_a_job_and_each_has_its_gpus(config: Config) -> None:
+    worker = {"gpus_per_task": 1, "cpus": 8, "memory": "0", "flags": ["--exclusive"]}
+    config = with_slurm(config, workers=4, workers_per_job=8, worker=worker)
+    text = slurm.scripts(config, prepare.run_paths(config))["worker"]
+    root = prepare.run_paths(config).root
+    command = f"{sys.executable} -m hpc_es worker {root} &"
+    assert f"srun --ntasks=8 --cpus-per-task=8 --kill-on-bad-exit=0 {command}" in text.splitlines()
+    assert {"--ntasks-per-node=8", "--gpus-per-task=1", "--exclusive", "--array=0-3%4"} <= set(
+        sbatch_lines(config, "worker")
+    )
+    assert config.slurm.num_at_once == 32
+    assert "--ntasks-per-node=1" in sbatch_lines(config, "head")
+
+
+@pytest.mark.parametrize(("code", "requeues"), [(0, 0), (3, 0), (4, 3)])
+def test_outside_a_container_the_script_passes_signals_on_and_queues_the_job_again(
+    config: Config, tmp_path: Path, code: int, requeues: int
+) -> None:
+    """The role is played by a shell that ends with `code` when it gets USR2; scontrol works at the third attempt."""
+    role = tmp_path / "bin" / "hpc-es"
+    role.parent.mkdir()
+    role.write_text(
+        f"#!/bin/bash\ntrap 'sleep 0.3; exit {code}' USR2\ntouch {tmp_path}/up\nwhile :; do sleep 0.05; done\n"
+    )
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.write_text(f'#!/bin/bash\necho "$@" >>{tmp_path}/asked\n[ $(wc -l <{tmp_path}/asked) -ge 3 ]\n')
+    quick = tmp_path / "bin" / "sleep"
+    quick.write_text("#!/bin/bash\n[[ $1 == 0.* ]] && exec /bin/sleep $1; exit 0\n")
+    for program in (role, scontrol, quick):
+        program.chmod(0o755)
+    script = tmp_path / "worker.sbatch"
+    script.write_text(slurm.scripts(with_slurm(config, container="env X=1"), prepare.run_paths(config))["worker"])
+    job = {"SLURM_JOB_ID": "21", "SLURM_ARRAY_JOB_ID": "19", "SLURM_ARRAY_TASK_ID": "1"}
+    environment = {**os.environ, **job, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    with subprocess.Popen(["bash", str(script)], env=environment) as batch:
+        while not (tmp_path / "up").exists():
+            time.sleep(0.02)
+        batch.send_signal(signal.SIGUSR2)
+    assert batch.returncode == code
+    asked = (tmp_path / "asked").read_text().splitlines() if requeues else []
+    assert asked == ["requeue 19_1"] * requeues
 
 
 @pytest.mark.parametrize("role", ["head", "worker"])
@@ -149,6 +220,7 @@ def test_a_refusal_names_the_settings_and_leaves_nothing_in_the_queue(config: Co
         slurm.submit(with_slurm(config, worker={"partition": "gpuu"}), slurm=cluster.slurm)
     assert "invalid partition specified: gpuu" in str(caught.value)
     assert "slurm.worker.partition=gpuu" in str(caught.value)
+    assert "slurm.workers=2" in str(caught.value), "an array may be too large"
     assert "Partitions here: batch, high" in str(caught.value)
     assert "RUNNING" not in cluster.states.values()
 
@@ -159,6 +231,116 @@ def test_a_refusal_after_the_check_takes_the_head_back(config: Config, monkeypat
     with pytest.raises(LaunchError):
         slurm.submit(config, slurm=cluster.slurm)
     assert cluster.states == {"101": "CANCELLED"}
+
+
+@pytest.mark.parametrize(
+    ("worker", "refused"),
+    [
+        ({"time": "25h"}, True),
+        ({"time": "25h", "partition": "batch"}, True),
+        ({"time": "25h", "partition": "high"}, False),
+        ({"time": "25h", "qos": "long"}, False),
+        ({"time": "23h"}, False),
+    ],
+)
+def test_a_time_above_the_limit_of_the_partition_is_refused(config: Config, worker: dict, refused: bool) -> None:
+    config, cluster = with_slurm(config, worker=worker), Cluster()
+    if not refused:
+        slurm.submit(config, slurm=cluster.slurm)
+        return
+    with pytest.raises(LaunchError, match=r"slurm.worker.time=90000 is above the limit of partition .*, 86400 s"):
+        slurm.submit(config, slurm=cluster.slurm)
+    assert not cluster.submitted
+
+
+def test_a_handle_cancels_workers_that_were_added_later(config: Config) -> None:
+    cluster = Cluster()
+    submission = slurm.submit(config, slurm=cluster.slurm)
+    cluster.states["200"] = "RUNNING"
+    slurm.record(submission.paths, "200", "worker")
+    submission.cancel()
+    assert set(cluster.states.values()) == {"CANCELLED"}
+
+
+def test_handles_can_be_had_again_from_the_run_folder(config: Config) -> None:
+    cluster = Cluster()
+    first = slurm.submit(config, slurm=cluster.slurm)
+    with_it = slurm.attach(first.paths.root, slurm=cluster.slurm)
+    assert with_it == first
+    first.cancel()
+    second = slurm.submit(config, slurm=cluster.slurm)
+    slurm.record(second.paths, "200", "worker")  # added later
+    assert slurm.attach(second.paths.root, slurm=cluster.slurm) == second
+    with pytest.raises(LaunchError, match="has no jobs"):
+        slurm.attach(second.paths.logs, slurm=cluster.slurm)
+
+
+def test_a_log_is_followed_into_the_next_attempt(logs: RunPaths) -> None:
+    logs.log("worker-19_3.1").write_text("old\n")
+    words = follow(logs, "19_3")
+    with open(logs.log("worker-19_3.1"), "a") as file:
+        next_words = threading.Timer(0.2, lambda: (file.write("more\n"), file.flush()))
+        next_words.start()
+        assert next(words) == "more"
+    logs.log("worker-19_3.2").write_text("again\n")
+    os.utime(logs.log("worker-19_3.2"), (2e9, 2e9))
+    assert next(words) == f"==> {logs.log('worker-19_3.2')} <=="
+    assert next(words) == "again"
+
+
+def test_very_many_jobs_are_summed_up_and_those_that_failed_are_named() -> None:
+    jobs: list[tuple[slurm.Role, JobStatus]] = [("head", JobStatus("1", "RUNNING", node="n1"))]
+    jobs += [("worker", JobStatus(f"2_{i}", "RUNNING")) for i in range(60)]
+    jobs += [("worker", JobStatus("2_60", "FAILED", "NonZeroExitCode", "n9", exit_code="7:0"))]
+    for whole, num_lines in ((False, 4), (True, 63)):
+        out = console()
+        with out.capture() as shown:
+            out.print(jobs_report(jobs, whole=whole))
+        lines = shown.get().splitlines()
+        assert len(lines) == num_lines
+        assert any("2_60" in line and "n9" in line and "exit code 7" in line for line in lines)
+    assert "61 RUNNING, 1 FAILED (exit code 7)" in jobs_line([job for _, job in jobs])
+
+
+def test_a_run_folder_that_a_node_does_not_see_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURMD_NODENAME", "node3")
+    with pytest.raises(ConfigError, match="node node3 may not see the file system that it is on"):
+        run_paths(tmp_path)
+
+
+def test_memory_is_compared_with_what_each_job_asks_for(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_es.params.layout.memory_limit", lambda: 1)  # a small login node
+    with pytest.raises(ConfigError, match=r"slurm.worker.memory=64K is 0.00 GiB, but the arena of .* takes"):
+        slurm.submit(with_slurm(config, worker={"memory": "64K"}), slurm=Cluster().slurm)
+    slurm.submit(with_slurm(config, workers=500, worker={"memory": "64G"}), slurm=Cluster().slurm)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("64G", 64 * 2**30), ("4000", 4000 * 2**20), ("8gb", 8 * 2**30), ("0", None), ("most", None)]
+)
+def test_memory_is_read_as_slurm_reads_it(text: str, size: int | None) -> None:
+    assert prepare.slurm_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "limit"),
+    [
+        (
+            "0::/system.slice/slurmstepd.scope/job_7/step_batch",
+            {"system.slice/slurmstepd.scope/job_7/memory.max": 77},
+            77,
+        ),
+        ("4:memory:/slurm/uid_0/job_7", {"memory/slurm/uid_0/job_7/memory.limit_in_bytes": 78}, 78),
+        ("0::/", {"memory.max": 79}, 79),
+    ],
+)
+def test_the_memory_limit_of_a_job_counts(tmp_path: Path, own: str, files: dict, limit: int) -> None:
+    (tmp_path / "own").write_text(own + "\n")
+    for name, size in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{size}\n")
+    assert memory_limit(tmp_path / "own", tmp_path) == limit
 
 
 def test_a_run_has_one_head_at_a_time(config: Config) -> None:
@@ -175,15 +357,20 @@ def test_a_finished_run_is_not_queued_again(config: Config) -> None:
     paths, _ = prepare.write_folder(config)
     text = config.model_dump_json()
     journal = JournalWriter.create(paths, lambda g, n: Started(0.0, SCHEMA_VERSION, "play", g, n, text, 0, {}, "h"))
+    journal.sync()
+    assert not prepare.seems_finished(paths)
     journal.append(Stopped(1.0, "all updates are done", True))
     journal.sync()
+    assert not prepare.seems_finished(RunPaths(paths.root / "nothing"))
+    assert prepare.seems_finished(paths), "also while the journal has no end mark"
     journal.close()
+    assert prepare.seems_finished(paths)
     with pytest.raises(LaunchError, match="is finished"):
         slurm.submit(config, slurm=Cluster().slurm)
 
 
 def test_workers_that_outlive_their_head_are_cancelled(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm, "GOING_HOME_S", 0.0)
+    monkeypatch.setattr(slurm, "LEAVING_S", 0.0)
     cluster = Cluster()
     submission = slurm.submit(config, slurm=cluster.slurm)
     cluster.states[submission.head.job_id] = "FAILED"
@@ -244,7 +431,7 @@ def test_a_site_file_cannot_change_the_result(tmp_path: Path, config: Config) ->
 
 @pytest.mark.parametrize("site", sorted((ROOT / "configs" / "sites").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_site_files_of_the_project_hold(site: Path) -> None:
-    load(ROOT / "configs" / "chaos.yaml", site=site)
+    load(str(ROOT / "configs" / "chaos.yaml"), site=str(site))  # as a notebook names them
 
 
 @pytest.mark.parametrize(
@@ -252,6 +439,9 @@ def test_the_site_files_of_the_project_hold(site: Path) -> None:
     [
         ({"worker": {"gres": "gpu:1", "gpus_per_task": 1}}, "ask twice for GPUs"),
         ({"worker": {"flags": ["-p gpu"]}}, "must look like --name or --name=value"),
+        ({"worker": {"flags": ["--ntasks-per-node=8"]}}, "each job has one node"),
+        ({"workers_per_job": 8, "worker": {"gres": "gpu:8"}}, "set slurm.worker.gpus_per_task instead"),
+        ({"head": {"flags": ["--time=1:00:00"]}}, "set slurm.<role>.time"),
         ({"head": {"time": "1m"}}, "slurm.head.time=60 must be above slurm.signal_lead=120"),
     ],
 )
@@ -336,22 +526,63 @@ def test_a_missing_log_is_reported_with_the_existing_ones(logs: RunPaths) -> Non
 
 
 @pytest.mark.parametrize(
-    ("states", "reason"),
+    ("states", "state", "detail"),
     [
-        ({"101": "CANCELLED"}, "job 101 is CANCELLED"),
-        ({"101": "PENDING"}, None),
-        ({"101": "CANCELLED", "104": "RUNNING"}, None),
-        ({"101": "CANCELLED", "104": "FAILED"}, "job 104 is FAILED"),
-        ({}, None),
+        ({"101": "CANCELLED"}, "gone", "job 101 is CANCELLED"),
+        ({"101": "PENDING"}, "queued", "job 101 is PENDING"),
+        ({"101": "COMPLETING"}, "ending", "job 101 is COMPLETING"),
+        ({"101": "CANCELLED", "104": "RUNNING"}, "running", "job 104 is RUNNING"),
+        ({"101": "RUNNING", "104": "FAILED"}, "gone", "job 104 is FAILED"),
+        ({}, "unknown", ""),
     ],
 )
-def test_a_head_is_gone_when_no_job_of_it_can_come_back(tmp_path: Path, states: dict, reason: str | None) -> None:
+def test_the_newest_head_says_what_becomes_of_the_run(tmp_path: Path, states: dict, state: str, detail: str) -> None:
     cluster, paths = Cluster(), RunPaths(tmp_path)
     cluster.states.update(states)
     for job_id in states:
         slurm.record(paths, job_id, "head")
     slurm.record(paths, "50", "worker")
-    assert head_is_gone(paths, cluster.slurm) == reason
+    outlook = HeadWatch(paths, cluster.slurm)(60.0)
+    assert (outlook.state, outlook.detail) == (state, detail)
+    assert all(command[-2] == f"--jobs={outlook.job}" for command in cluster.asked), "one job, not the whole table"
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds_running", "verdict"),
+    [
+        ("gone", None, "leave"),
+        ("queued", None, "requeue"),
+        ("ending", None, "wait"),
+        ("running", 100.0, "wait"),
+        ("running", 700.0, "fail"),
+        ("running", None, "fail"),
+        ("unknown", None, "fail"),
+    ],
+)
+def test_a_worker_whose_head_is_silent_does_what_slurm_says_of_it(
+    state: str, seconds_running: float | None, verdict: str
+) -> None:
+    assert lookout.verdict(lookout.Outlook(state, seconds_running=seconds_running), 600.0) == verdict
+
+
+def test_sixty_four_workers_with_a_silent_head_ask_slurm_a_few_times_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Played by the rules of worker/lookout.py and launch/head_watch.py, in ten minutes of a virtual clock."""
+    cluster, paths = Cluster(), RunPaths(tmp_path)
+    for job_id, state in (("101", "CANCELLED"), ("104", "RUNNING")):
+        cluster.states[job_id] = state
+        slurm.record(paths, job_id, "head")
+    now = 0.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    watches = [(HeadWatch(paths, cluster.slurm), lookout.pauses()) for _ in range(64)]
+    looks = [(lookout.SILENCE_S + next(pauses), number) for number, (_, pauses) in enumerate(watches)]
+    while (look := heapq.heappop(looks))[0] < 600:
+        now, number = look
+        ask, pauses = watches[number]
+        ask(now)
+        heapq.heappush(looks, (now + next(pauses), number))
+    assert len(cluster.asked) <= 30, "three a minute"
 
 
 @pytest.mark.parametrize(
@@ -361,7 +592,7 @@ def test_a_head_is_gone_when_no_job_of_it_can_come_back(tmp_path: Path, states: 
         ({"50": "FAILED"}, {"50_0": "failed"}, True),
         ({"50": "COMPLETED", "51": "PENDING"}, {"50_0": "died"}, False),
         ({"50": "CANCELLED"}, {"50_0": "ended"}, False),  # somebody ended them, and may send others
-        ({"50": "NODE_FAIL"}, {"50_0": "working"}, False),
+        ({"50": "NODE_FAIL"}, {"50_0": "failed"}, True),
         ({}, {"by-hand": "died"}, False),
     ],
 )
@@ -372,40 +603,106 @@ def test_workers_are_gone_when_the_last_ones_died_and_none_is_queued(
     cluster.states.update(states)
     for job_id in states:
         slurm.record(paths, job_id, "worker")
-    began = time.time()
+    pool = Pool(paths, cluster.slurm, max_restarts=3)
     for name, state in seats.items():
         seat.begin(paths, name)
         seat.note(paths, name, state, "ended with code 0 in sudoku: step 1 of task 7")
-    reason = workers_are_gone(paths, began, cluster.slurm)
+    reason = pool.why_empty()
     assert (reason is not None) == gone
     if reason is not None:
         assert "step 1 of task 7" in reason
-    assert workers_are_gone(paths, time.time() + 1, cluster.slurm) is None  # what was before this head is history
 
 
-def test_a_job_warned_of_its_time_limit_while_loading_is_requeued(tmp_path: Path) -> None:
+def test_workers_that_failed_before_they_began_are_gone_too(tmp_path: Path) -> None:
+    cluster, paths = Cluster(), RunPaths(tmp_path)
+    cluster.states["50"] = "FAILED"
+    slurm.record(paths, "50", "worker")
+    paths.logs.mkdir()
+    (paths.logs / "slurm-50.out").write_text("module: cuda/13 is unknown\n")
+    reason = Pool(paths, cluster.slurm, max_restarts=3).why_empty()
+    assert reason is not None
+    assert "the last one, 50, is FAILED; its log ends with: module: cuda/13 is unknown" in reason
+
+
+def test_a_failed_worker_is_queued_again_a_few_times_once_some_worker_has_joined(tmp_path: Path) -> None:
+    cluster, paths = Cluster(), RunPaths(tmp_path)
+    for job_id in ("50_0", "50_1"):
+        cluster.states[job_id] = "FAILED"
+    slurm.record(paths, "50", "worker")
+    pool = Pool(paths, cluster.slurm, max_restarts=2)
+    assert pool.restart_failed() == [], "what every worker fails at is not repeated"
+    seat.begin(paths, "50_1")
+    seat.note(paths, "50_1", "failed", "out of memory", worker="50_1.0.abc")
+    assert pool.restart_failed() == ["50_0", "50_1"]
+    assert cluster.requeued == ["50_0", "50_1"]
+    later = Pool(paths, cluster.slurm, max_restarts=2)  # of the next head
+    assert later.restart_failed() == ["50_0", "50_1"]
+    assert later.restart_failed() == []
+    assert "failed: out of memory" in str(later.why_empty())
+
+
+@pytest.mark.parametrize(
+    ("state", "outside", "abandoned"),
+    [("CANCELLED", "", True), ("COMPLETED", "", True), ("RUNNING", "", False), ("CANCELLED", "login-77", False)],
+)
+def test_a_head_whose_workers_are_all_over_is_not_queued_again(
+    tmp_path: Path, state: str, outside: str, abandoned: bool
+) -> None:
+    cluster, paths = Cluster(), RunPaths(tmp_path)
+    cluster.states["50"] = state
+    slurm.record(paths, "50", "worker")
+    if outside:
+        seat.begin(paths, outside)
+    assert (Pool(paths, cluster.slurm, max_restarts=3).why_abandoned() is not None) == abandoned
+
+
+@pytest.mark.parametrize(
+    ("outage", "code"), [(0, 0), (2, 0), (99, 4)], ids=["no outage", "short", "longer than slurm.signal_lead"]
+)
+def test_a_job_warned_of_its_time_limit_while_loading_is_requeued(
+    tmp_path: Path, config: Config, outage: int, code: int
+) -> None:
+    (tmp_path / "run").mkdir()
+    save(with_slurm(config, signal_lead=1), tmp_path / "run" / "config.yaml")
     scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/asked\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n[ $(wc -l <{tmp_path}/asked) -gt {outage} ]\n')
     scontrol.chmod(0o755)
-    code = f"""
+    program = f"""
 import os, signal, time
 from pathlib import Path
+from hpc_es.launch import slurm_role
 from hpc_es.launch.slurm_role import enter
+slurm_role.REQUEUE_PAUSES_S = (0.05, 0.1, 0.2)
 from hpc_es.paths import RunPaths
 from hpc_es.place import Place
 paths = RunPaths(Path({str(tmp_path / "run")!r}))
-paths.root.mkdir()
 enter(paths, "worker", Place.here())
 os.kill(os.getpid(), signal.SIGUSR2)
 time.sleep(60)
 """
     job = {"SLURM_JOB_ID": "21", "SLURM_ARRAY_JOB_ID": "19", "SLURM_ARRAY_TASK_ID": "1"}
     environment = {**os.environ, **job, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.returncode == 4
-    assert (tmp_path / "asked").read_text() == "requeue 19_1\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == code, done.stderr
+    attempts = (tmp_path / "asked").read_text().splitlines()
+    assert set(attempts) == {"requeue 19_1"}
+    assert len(attempts) == outage + 1 if code == 0 else len(attempts) > 1
     assert (tmp_path / "run" / "logs" / "worker-19_1.0.log").exists()
     assert (tmp_path / "run" / "slurm" / "19.json").exists()
+
+
+def test_a_worker_that_is_requeued_while_its_head_waits_goes_behind_it() -> None:
+    asked: list[list[str]] = []
+
+    def answer(command: Sequence[str]) -> Answer:
+        asked.append(list(command))
+        return Answer(0, "", "")
+
+    Slurm(answer).requeue("19_1", after="18")
+    assert asked == [
+        ["scontrol", "requeue", "19_1"],
+        ["scontrol", "update", "jobid=19_1", "dependency=after:18"],
+    ]
 
 
 # --- login nodes ----------------------------------------------------------------------------------------------------

@@ -82,6 +82,48 @@ def test_the_accounting_knows_jobs_that_the_controller_has_forgotten() -> None:
     assert states(cluster(NO_SUCH_JOB, "12|NODE_FAIL|node1\n"), "12") == {"12": "NODE_FAIL"}
 
 
+def test_an_element_that_the_controller_has_forgotten_is_looked_up_once() -> None:
+    asked: list[str] = []
+
+    def answer(command: Sequence[str]) -> Answer:
+        asked.append(command[0])
+        if command[0] == "squeue":
+            return Answer(0, "12_1|RUNNING|node2|1:00|None|0:30\n", "")
+        return Answer(0, "12_0|FAILED|node1|7:0\n", "")
+
+    slurm = Slurm(answer)
+    for _ in range(3):
+        failed, running = slurm.statuses(["12"], elements=["12_0", "12_1"])
+        assert (failed.name, failed.state, failed.explanation) == ("12_0", "FAILED", "exit code 7")
+        assert (running.state, running.seconds_running) == ("RUNNING", 30.0)
+    assert asked.count("sacct") == 1
+    assert states(cluster("12_1|RUNNING|node2|1:00|None\n"), "12") == {"12_1": "RUNNING"}
+    forgotten = cluster("12_1|RUNNING|node2|1:00|None\n").statuses(["12"], elements=["12_0", "12_1"])
+    assert [status.state for status in forgotten] == ["GONE", "RUNNING"], "without accounting"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "said"),
+    [
+        ("7:0", "NonZeroExitCode", "exit code 7"),
+        ("0:9", "JobLaunchFailure", "killed by SIGKILL"),
+        ("0:9", "RaisedSignal:9(Killed)", "killed by SIGKILL"),
+        ("0:125", "OutOfMemory", "OutOfMemory"),
+        ("", "JobLaunchFailure", "JobLaunchFailure"),
+    ],
+)
+def test_the_exit_code_says_how_a_job_failed(code: str, reason: str, said: str) -> None:
+    show = (
+        f"JobId=19 ArrayJobId=12 ArrayTaskId=3 JobName=x JobState=FAILED Reason={reason} ExitCode={code} NodeList=n\n"
+    )
+
+    def answer(command: Sequence[str]) -> Answer:
+        return Answer(0, show if command[0] == "scontrol" else f"12_3|FAILED|n1|1:00|{reason}|0:00\n", "")
+
+    (status,) = Slurm(answer).with_exit_codes(Slurm(answer).statuses(["12"]))
+    assert status.explanation == said
+
+
 def test_a_job_that_slurm_has_forgotten_is_gone() -> None:
     (status,) = cluster(NO_SUCH_JOB).statuses(["12"])
     assert status.state == "GONE"
