@@ -194,7 +194,7 @@ def test_a_worker_is_added_another_drained_and_a_cancelled_run_resumes(
     assert added in hpc_es("cancel", root)
     assert submission.wait(60) == "CANCELLED"
     assert Job(added, "worker", queue, submission.paths).wait(60) == "CANCELLED"
-    assert "head ends: SIGTERM" in hpc_es("logs", root), "the signal did not reach the head"
+    assert "the head exits: SIGTERM" in hpc_es("logs", root), "the signal did not reach the head"
 
     before = list(store.read(root).updates.version)
     again = slurm.submit(settings("run.num_updates=1000", "slurm.workers=1"))
