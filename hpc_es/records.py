@@ -87,6 +87,8 @@ class Member(Struct, frozen=True, gc=False):
     num_subspaces: int = 1
     partition_seed: int = 0
     """64-bit seed of the partition into subspaces; unused when num_subspaces is 1."""
+    rank: int = 0
+    """Rank of the noise of matrices, the only tensors that are perturbed then; 0: full rank, and every tensor."""
 
 
 class Candidate(Struct, frozen=True, gc=False):
@@ -198,7 +200,7 @@ class Term(Struct, frozen=True, gc=False, array_like=True):
     subspace: int
     utility: float
     coefficient: float
-    """The fp32 c_i that multiplies the table value T_i; exact in float64."""
+    """The fp32 c_i that multiplies the table value T_i, or the integer P_i of low rank; exact in float64."""
     partition_seed: int = 0
     """Seed of the partition that its subspace belongs to; unused when the commit has one subspace."""
 
@@ -229,6 +231,8 @@ class Seeds(Struct, frozen=True, gc=False, tag="seeds"):
     """Seed of the partition for this update; stale members may have that of another one (see Term)."""
     step: OptimiserStep | None = None
     """The optimiser's step, which then includes alpha; None without an optimiser: coefficients include alpha."""
+    rank: int = 0
+    """Rank of the noise of every term (see Member)."""
 
 
 class Weights(Struct, frozen=True, gc=False, tag="weights"):

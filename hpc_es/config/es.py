@@ -75,6 +75,9 @@ class EsConfig(Model):
     subspaces: int = Field(1, ge=1, le=64)
     """K disjoint random parts of all parameters, drawn again for every update; each member perturbs one part, with
     sqrt(K) * sigma (CoPES; Wang et al., 2026). 1: every member perturbs everything."""
+    rank: int = Field(0, ge=0, le=16)
+    """Rank r of the noise of matrices, A B^T / sqrt(r) (EGGROLL; Sarkar et al., 2025); other tensors, such as norms and
+    biases, then stay as they are. 0: full rank, and all tensors."""
     mirrored: bool = False
     """Whether members come in +/- pairs that share their noise."""
     shaping: Literal["zscore", "centred_ranks"] = "zscore"
@@ -89,6 +92,15 @@ class EsConfig(Model):
     information."""
     tasks_per_member: int = Field(16, ge=1, le=10**6)
     """Episodes T that one evaluation plays; the same tasks for all members of a version."""
+
+    @model_validator(mode="after")
+    def _full_rank_in_subspaces(self) -> "EsConfig":
+        if self.rank and self.subspaces > 1:
+            raise ValueError(
+                f"es.rank={self.rank} cannot be combined with es.subspaces={self.subspaces}: subspaces part single "
+                "elements, and low-rank noise has none of its own; set es.rank=0, or es.subspaces=1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _equal_shares(self) -> "EsConfig":

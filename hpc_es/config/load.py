@@ -26,6 +26,9 @@ from hpc_es.files import read_bytes
 from hpc_es.paths import RunPaths
 
 DEFAULT = "default"
+LATER: dict[str, Any] = {"es.rank": 0}
+"""Settings that digests of older configurations lack, with the value that changes nothing."""
+
 MEASURE = ("task", "sampling", "eval", "engine")
 """Sections that define how parameters are measured. An evaluation made after a run may change them."""
 
@@ -118,8 +121,12 @@ def flatten(config: Config) -> list[tuple[str, Any]]:
 
 
 def config_digest(config: Config) -> str:
-    """Hash (16 hexadecimal digits) of all settings that can change a bit of the result: all but the harmless ones."""
-    settings = {key: value for key, value in flatten(config) if not _harmless(key)}
+    """Hash (16 hexadecimal digits) of all settings that can change a bit of the result: all but the harmless ones.
+
+    A setting in LATER does not count at the value that changes nothing, so older digests stay valid.
+    """
+    later = LATER.items()
+    settings = {key: value for key, value in flatten(config) if not _harmless(key) and (key, value) not in later}
     return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 

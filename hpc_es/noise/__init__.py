@@ -12,8 +12,10 @@ from hpc_es.errors import ConfigError
 from hpc_es.noise import reference
 from hpc_es.noise.reference import (
     BLOCK,
+    MAX_RANK,
     MAX_SUBSPACES,
     Array,
+    Matrix,
     Perturbation,
     Rows,
     State,
@@ -27,7 +29,9 @@ __all__ = [
     "Array",
     "BLOCK",
     "Kernels",
+    "MAX_RANK",
     "MAX_SUBSPACES",
+    "Matrix",
     "Perturbation",
     "Rows",
     "State",
@@ -54,6 +58,7 @@ class Kernels(Protocol):
         *,
         start: int = 0,
         rows: Rows | None = None,
+        matrix: Matrix | None = None,
     ) -> int: ...
 
     def update(
@@ -65,6 +70,7 @@ class Kernels(Protocol):
         start: int = 0,
         state: Sequence[State] = (),
         rows: Rows | None = None,
+        matrix: Matrix | None = None,
     ) -> Trace: ...
 
     def digest(self, theta: Array, ident: int, *, start: int = 0, rows: Rows | None = None) -> int: ...

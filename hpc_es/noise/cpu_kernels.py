@@ -151,6 +151,19 @@ def _to_float16(bits, scratch, scratch_bits, out):  # type: ignore[no-untyped-de
 
 
 @numba.njit(inline="always")
+def _store(result, bits, scratch, scratch_bits, kind, out32, out16, at, size):  # type: ignore[no-untyped-def]
+    """Round the first `size` results to the kind of the output, and write them from `at`; overwrites `scratch`."""
+    if kind == FLOAT32:
+        out = out32[at : at + size]
+        for i in range(size):
+            out[i] = result[i]
+    elif kind == BFLOAT16:
+        _to_bfloat16(bits, out16[at : at + size])
+    else:
+        _to_float16(bits, scratch, scratch_bits, out16[at : at + size])
+
+
+@numba.njit(inline="always")
 def _tile_digest(bits, start, ident):  # type: ignore[no-untyped-def]
     """Digest share of elements start, start + 1, ...; only one 64-bit multiplication per tile by the factors."""
     plain, weighted = np.uint64(0), np.uint64(0)
@@ -221,9 +234,12 @@ def _move(now, total, hit, everywhere):  # type: ignore[no-untyped-def]
 @numba.njit(inline="always")
 def _sum_of_squares(changes, scratch):  # type: ignore[no-untyped-def]
     """Sum of squares in float64, by halves, so that no addition waits for the previous one."""
-    for i in range(BLOCK * TILE):
-        scratch[i] = np.float64(changes[i]) * np.float64(changes[i])
-    width = BLOCK * TILE // 2
+    width = BLOCK * TILE // 4
+    for i in range(width):  # the first two halvings at once, without storing the squares
+        a, b = np.float64(changes[i]), np.float64(changes[2 * width + i])
+        c, d = np.float64(changes[width + i]), np.float64(changes[3 * width + i])
+        scratch[i] = (a * a + b * b) + (c * c + d * d)
+    width //= 2
     while width > 0:
         for i in range(width):
             scratch[i] += scratch[width + i]
@@ -285,14 +301,7 @@ def perturb_kernel(  # type: ignore[no-untyped-def]
             else:
                 for i in range(base.size):
                     result[i] = base[i]
-            if kind == FLOAT32:
-                out = out32[compact : compact + base.size]
-                for i in range(base.size):
-                    out[i] = result[i]
-            elif kind == BFLOAT16:
-                _to_bfloat16(bits, out16[compact : compact + base.size])
-            else:
-                _to_float16(bits, scratch, scratch_bits, out16[compact : compact + base.size])
+            _store(result, bits, scratch, scratch_bits, kind, out32, out16, compact, base.size)
 
 
 @compiled(
@@ -356,3 +365,252 @@ def digest_kernel(bits, ident, first, width, stride, pitch, digests):  # type: i
         for begin in range(row * pitch, row_end, BLOCK * TILE):
             at = BLOCK * first + begin - row * (pitch - stride)
             digests[0] += _tile_digest(bits[begin : min(begin + BLOCK * TILE, row_end)], at, ident)
+
+
+# --- low rank: P = A B^T (reference.low_rank_noise) -------------------------------------------------------------------
+# The factors of all members are computed once per call: fp32 if the rank is 1, whose products round as the integers do;
+# otherwise int16, with the rank filled up to a multiple of PAIR by zeros. The sum of two products fits into 32 bits,
+# and x86 computes it in one instruction.
+
+LINE = 16
+"""Elements of theta in a cache line."""
+PAIR = 2
+SUMMED = 4
+"""Slots whose sum of products fits into 32 bits, for any values of the table."""
+
+
+@numba.njit(inline="always")
+def _slots_of(rank):  # type: ignore[no-untyped-def]
+    """Number of values that are kept per row or column: 1, 2, or a multiple of SUMMED."""
+    return rank if rank <= PAIR else (rank + SUMMED - 1) // SUMMED * SUMMED
+
+
+@numba.njit
+def _factor(seed, ident, rank, first, count, gauss, raw, out, place_step, slot_step):  # type: ignore[no-untyped-def]
+    """Write slot k of row or column first + j to out[j * place_step + k * slot_step]."""
+    block = first * rank // BLOCK
+    skip = first * rank - BLOCK * block
+    num_blocks = (skip + count * rank + BLOCK - 1) // BLOCK
+    noise_kernel(raw[: BLOCK * num_blocks], ident, seed, block, gauss)
+    for j in range(count):
+        for k in range(rank):
+            out[j * place_step + k * slot_step] = raw[skip + j * rank + k]
+
+
+@numba.njit
+def _factors(  # type: ignore[no-untyped-def]
+    seeds, rank, first_row, num_rows, first_column, num_columns, ident_a, ident_b, gauss
+):  # fmt: skip
+    """A [member, row, slot] and B [member, slot, column], flat: as fp32 if the rank is 1, and as int16."""
+    slots, places = _slots_of(rank), max(num_rows, num_columns)
+    raw = np.empty(places * rank + 2 * BLOCK, np.int16)
+    a = np.zeros(seeds.size * num_rows * slots, np.int16)
+    b = np.zeros(seeds.size * num_columns * slots, np.int16)
+    for i in range(seeds.size):
+        mine = a[i * num_rows * slots : (i + 1) * num_rows * slots]
+        _factor(seeds[i], ident_a, rank, first_row, num_rows, gauss, raw, mine, slots, 1)
+        mine = b[i * num_columns * slots : (i + 1) * num_columns * slots]
+        _factor(seeds[i], ident_b, rank, first_column, num_columns, gauss, raw, mine, 1, num_columns)
+    of_rank_1 = slots if rank == 1 else 0
+    return a[: a.size * of_rank_1].astype(np.float32), b[: b.size * of_rank_1].astype(np.float32), a, b
+
+
+@numba.njit
+def _extent(size, first, width, stride, pitch, num_rows, num_columns):  # type: ignore[no-untyped-def]
+    """First row and number of rows of the tensor that a pass touches, and the same of columns, which are always those
+    of whole matrices."""
+    last_row = (size - 1) // pitch
+    begin = BLOCK * first
+    end = begin + last_row * stride + min(width, size - last_row * pitch)
+    first_row, last_row = begin // num_columns, (end - 1) // num_columns
+    first_matrix, last_matrix = first_row // num_rows, last_row // num_rows
+    return (
+        first_row,
+        last_row - first_row + 1,
+        first_matrix * num_columns,
+        (last_matrix - first_matrix + 1) * num_columns,
+    )
+
+
+# These loops address whole arrays by unsigned positions: a slice costs as much as adding a member to a hundred
+# elements, and an index that might be negative keeps LLVM from using vector instructions.
+
+
+@numba.njit(inline="always")
+def _add_one(total, begin, size, c, a, b, at):  # type: ignore[no-untyped-def]
+    """One member of rank 1."""
+    for j in range(size):
+        total[np.uintp(begin + j)] += c * (a * b[np.uintp(at + j)])
+
+
+@numba.njit(inline="always")
+def _add_four(total, begin, size, c0, c1, c2, c3, a0, a1, a2, a3, b, at, step):  # type: ignore[no-untyped-def]
+    """Four members of rank 1, in order, while their sum stays in a register."""
+    for j in range(size):
+        t = total[np.uintp(begin + j)] + c0 * (a0 * b[np.uintp(at + j)])
+        t = t + c1 * (a1 * b[np.uintp(at + step + j)])
+        t = t + c2 * (a2 * b[np.uintp(at + 2 * step + j)])
+        total[np.uintp(begin + j)] = t + c3 * (a3 * b[np.uintp(at + 3 * step + j)])
+
+
+@numba.njit(inline="always")
+def _add_two_slots(total, begin, size, c, a0, a1, b, at, step):  # type: ignore[no-untyped-def]
+    """One member of rank 2."""
+    for j in range(size):
+        p, q = np.int32(a0 * b[np.uintp(at + j)]), np.int32(a1 * b[np.uintp(at + step + j)])
+        total[np.uintp(begin + j)] += c * np.float32(np.int32(p + q))
+
+
+@numba.njit(inline="always")
+def _sum_of_products(a0, a1, a2, a3, b, at, step):  # type: ignore[no-untyped-def]
+    """SUMMED slots of one element."""
+    p, q = np.int32(a0 * b[np.uintp(at)]), np.int32(a1 * b[np.uintp(at + step)])
+    r, s = np.int32(a2 * b[np.uintp(at + 2 * step)]), np.int32(a3 * b[np.uintp(at + 3 * step)])
+    return np.int32(np.int32(p + q) + np.int32(r + s))
+
+
+@numba.njit(inline="always")
+def _add_summed(total, begin, size, c, a0, a1, a2, a3, b, at, step):  # type: ignore[no-untyped-def]
+    """One member with SUMMED slots."""
+    for j in range(size):
+        total[np.uintp(begin + j)] += c * np.float32(_sum_of_products(a0, a1, a2, a3, b, at + j, step))
+
+
+@numba.njit(inline="always")
+def _add_to_sums(sums, size, a0, a1, a2, a3, b, at, step):  # type: ignore[no-untyped-def]
+    """Add SUMMED slots of a member with more; all sums are far below 2^53, so exact."""
+    for j in range(size):
+        sums[np.uintp(j)] += np.float64(_sum_of_products(a0, a1, a2, a3, b, at + j, step))
+
+
+@numba.njit
+def _add_row(  # type: ignore[no-untyped-def]
+    total, begin, size, coefficients, factors, row, num_rows, column, num_columns, slots, sums
+):  # fmt: skip
+    """Add c * float(P) of all members, in order, to total[begin : begin + size], consecutive elements of a row.
+
+    `row` and `column` count from the first of the factors."""
+    a, b, short_a, short_b = factors
+    i, step = 0, num_columns
+    if slots == 1:
+        while i + 4 <= coefficients.size:
+            place, at = i * num_rows + row, i * step + column
+            c0, c1, c2, c3 = coefficients[i], coefficients[i + 1], coefficients[i + 2], coefficients[i + 3]
+            a0, a1 = a[place], a[place + num_rows]
+            a2, a3 = a[place + 2 * num_rows], a[place + 3 * num_rows]
+            _add_four(total, begin, size, c0, c1, c2, c3, a0, a1, a2, a3, b, at, step)
+            i += 4
+        while i < coefficients.size:
+            _add_one(total, begin, size, coefficients[i], a[i * num_rows + row], b, i * step + column)
+            i += 1
+        return
+    while i < coefficients.size:
+        place, at = (i * num_rows + row) * slots, i * slots * step + column
+        if slots == PAIR:
+            _add_two_slots(total, begin, size, coefficients[i], short_a[place], short_a[place + 1], short_b, at, step)
+        elif slots == SUMMED:
+            a0, a1, a2, a3 = short_a[place], short_a[place + 1], short_a[place + 2], short_a[place + 3]
+            _add_summed(total, begin, size, coefficients[i], a0, a1, a2, a3, short_b, at, step)
+        else:
+            sums[:size] = 0
+            for k in range(0, slots, SUMMED):
+                mine = place + k
+                a0, a1, a2, a3 = short_a[mine], short_a[mine + 1], short_a[mine + 2], short_a[mine + 3]
+                _add_to_sums(sums, size, a0, a1, a2, a3, short_b, at + k * step, step)
+            for j in range(size):
+                total[np.uintp(begin + j)] += coefficients[i] * np.float32(sums[j])
+        i += 1
+
+
+@compiled(
+    *(vector(_f32), vector(_f32), vector(types.uint16), _i64, _u64, _i64, _i64, _i64, _i64),
+    *(_u64, _f32, _i64, _i64, _i64, _u64, _u64, vector(types.int16), vector(_u64)),
+)
+def low_rank_perturb_kernel(  # type: ignore[no-untyped-def]
+    theta, out32, out16, kind, ident, first, width, stride, pitch, seed, scale, rank, num_rows, num_columns, ident_a,
+    ident_b, gauss, digests,
+):  # fmt: skip
+    result, scratch = np.empty(BLOCK * TILE, np.float32), np.empty(BLOCK * TILE, np.float32)
+    one, sums = np.ones(1, np.float32), np.empty(BLOCK * TILE, np.float64)
+    bits, scratch_bits, theta_bits = result.view(np.uint32), scratch.view(np.uint32), theta.view(np.uint32)
+    if theta.size == 0:
+        return
+    seeds = np.full(1, seed, np.uint64)
+    row0, rows, column0, columns = _extent(theta.size, first, width, stride, pitch, num_rows, num_columns)
+    factors = _factors(seeds, rank, row0, rows, column0, columns, ident_a, ident_b, gauss)
+    slots = _slots_of(rank)
+    for row in range((theta.size + pitch - 1) // pitch):
+        row_end = min(row * pitch + width, theta.size)
+        for begin in range(row * pitch, row_end, BLOCK * TILE):
+            end = min(begin + BLOCK * TILE, row_end)
+            base, compact = theta[begin:end], begin - row * (pitch - width)
+            at = BLOCK * first + begin - row * (pitch - stride)
+            digests[0] += _tile_digest(theta_bits[begin:end], at, ident)
+            scratch[:] = 0  # a sum that begins at +0 is never -0, as the integer P is not
+            done = 0
+            while done < base.size:
+                here = (at + done) // num_columns
+                column = at + done - here * num_columns
+                size = min(base.size - done, num_columns - column)
+                column += here // num_rows * num_columns - column0
+                _add_row(scratch, done, size, one, factors, here - row0, rows, column, columns, slots, sums)
+                done += size
+            for i in range(base.size):
+                result[i] = base[i] + scale * scratch[i]
+            _store(result, bits, scratch, scratch_bits, kind, out32, out16, compact, base.size)
+
+
+@compiled(
+    *(vector(_f32), vector(_f32), vector(_f32), vector(_u64), _i64, _i64, _i64, _i64),
+    *(vector(_u64), vector(_f32), _i64, _i64, _i64, _u64, _u64, vector(_f32)),
+    *(vector(types.int16), vector(_u64), vector(types.float64)),
+)
+def low_rank_update_kernel(  # type: ignore[no-untyped-def]
+    theta, m, v, idents, first, width, stride, pitch, seeds, coefficients, rank, num_rows, num_columns, ident_a,
+    ident_b, step, gauss, digests, squares,
+):  # fmt: skip
+    """One version with at least one member."""
+    total, theta_bits = np.empty(BLOCK * TILE, np.float32), theta.view(np.uint32)
+    mean, square = np.zeros(BLOCK * TILE, np.float32), np.zeros(BLOCK * TILE, np.float32)
+    hit, halves = np.ones(TILE, np.bool_), np.empty(BLOCK * TILE, np.float64)
+    mean_bits, square_bits = mean.view(np.uint32), square.view(np.uint32)
+    slots, sums = _slots_of(rank), np.empty(BLOCK * TILE, np.float64)
+    if theta.size == 0:
+        return
+    row0, rows, column0, columns = _extent(theta.size, first, width, stride, pitch, num_rows, num_columns)
+    factors = _factors(seeds, rank, row0, rows, column0, columns, ident_a, ident_b, gauss)
+    for row in range((theta.size + pitch - 1) // pitch):
+        row_end = min(row * pitch + width, theta.size)
+        for begin in range(row * pitch, row_end, BLOCK * TILE):
+            end = min(begin + BLOCK * TILE, row_end)
+            base = theta[begin:end]
+            count = base.size
+            at = BLOCK * first + begin - row * (pitch - stride)
+            for j in range(min(count, m.size)):
+                mean[j] = m[begin + j]
+            for j in range(min(count, v.size)):
+                square[j] = v[begin + j]
+            for j in range(0, BLOCK * TILE, LINE):  # the next tile, while this one is computed
+                _prefetch(theta, end + j)
+            total[:] = 0
+            done = 0
+            while done < count:
+                here = (at + done) // num_columns
+                column = at + done - here * num_columns
+                size = min(count - done, num_columns - column)
+                column += here // num_rows * num_columns - column0
+                _add_row(total, done, size, coefficients, factors, here - row0, rows, column, columns, slots, sums)
+                done += size
+            if m.size > 0:
+                _optimise(step, total, hit, mean, square, v.size > 0)
+            _move(base, total, hit, True)
+            squares[0] += _sum_of_squares(total, halves)
+            digests[0] += _tile_digest(theta_bits[begin:end], at, idents[0])
+            if m.size > 0:
+                digests[0] += _tile_digest(mean_bits[:count], at, idents[1])
+            if v.size > 0:
+                digests[0] += _tile_digest(square_bits[:count], at, idents[2])
+            for j in range(min(count, m.size)):
+                m[begin + j] = mean[j]
+            for j in range(min(count, v.size)):
+                v[begin + j] = square[j]

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import triton
 
+from hpc_es.errors import EngineError
 from hpc_es.noise.cuda_kernels import FIELDS, digest_kernel, perturb_kernel, update_kernel
 from hpc_es.noise.reference import BLOCK, Perturbation, Rows, State, Step, Trace, Update
 from hpc_es.noise.segments import segments
@@ -184,6 +185,7 @@ class _Versions:
             each = [getattr(version, values) or [0] * len(version.seeds) for version in updates]
             return _on(device, np.concatenate([np.array(own, dtype) for own in each]))
 
+        _refuse_low_rank(max(version.rank for version in updates))
         steps = [version.step or Step(0.0, 0.0, 0.0) for version in updates]
         scalars = [(s.rate, s.decay_m, s.gain_m, s.decay_v, s.gain_v, s.epsilon) for s in steps]
         self._num_versions, self.num_subspaces = len(updates), updates[0].num_subspaces
@@ -233,6 +235,7 @@ class _Group:
 
     def perturb(self, noisy: Perturbation | None, total: torch.Tensor) -> None:
         noisy = noisy if self._kind.trained else None
+        _refuse_low_rank(noisy.rank if noisy else 0)
         member, kind = noisy or Perturbation(0, 0.0), self._kind.dtype
         perturb_kernel[self._grid()](
             *(*self._table, total, self._segments, self._num_runs),
@@ -260,6 +263,15 @@ class _Group:
     def _shape(self, itemsize: int = 4) -> tuple[bool, bool, int, int, int]:
         """The compile-time arguments ROWS, ALIGNED, W (items in 16 bytes), B and RUN."""
         return self._kind.has_rows, self._kind.aligned, 16 // itemsize, TILE, RUN
+
+
+def _refuse_low_rank(rank: int) -> None:
+    """Errors: EngineError when noise of low rank is asked of a GPU."""
+    if rank:
+        raise EngineError(
+            f"es.rank={rank} has no kernels for GPUs yet, so a GPU cannot hold such members: use workers whose engine "
+            "is on the CPU, or es.rank=0"
+        )
 
 
 def _memory(piece: Piece) -> list[torch.Tensor]:

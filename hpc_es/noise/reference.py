@@ -3,10 +3,13 @@
 Invariant: the noise of an element is a pure function of (seed, tensor name, element index). Blocks of eight
 elements come from one Philox4x32-10 call (Salmon et al., SC 2011), whose eight 16-bit words index a Gaussian table.
 An update changes neither theta nor the optimiser's state of an element that no member's noise reaches.
+
+Noise of rank r > 0 (Sarkar et al., 2025) replaces T by the exact integer P = A B^T, where A and B hold r table values
+per row and per column, addressed under names of their own. Only matrices have it; other tensors then get no noise.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from statistics import NormalDist
@@ -19,6 +22,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 BLOCK = 8
 """Elements per Philox call."""
 MAX_SUBSPACES = 64
+MAX_RANK = 16
 TABLE_CRC32 = 0x546C8CB1
 
 LOW, WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -40,16 +44,31 @@ class Rows(NamedTuple):
     pitch: int
 
 
+class Matrix(NamedTuple):
+    """A tensor as one or several matrices of num_rows x num_columns, one after the other, and the ids of A and B.
+
+    Row i has the table values i * rank, i * rank + 1, ... of the id `ident_a`; columns have theirs under `ident_b`.
+    Rows and columns are counted through all matrices.
+    """
+
+    num_rows: int
+    num_columns: int
+    ident_a: int
+    ident_b: int
+
+
 @dataclass(frozen=True)
 class Perturbation:
     """One member's noise: theta + scale * T, in the blocks of its subspace."""
 
     seed: int
     scale: float
-    """fp32(sigma * sign / 4096)."""
+    """fp32(sigma * sign / 4096); with a rank, fp32(sigma * sign / (4096^2 * sqrt(rank)))."""
     subspace: int = 0
     num_subspaces: int = 1
     partition_seed: int = 0
+    rank: int = 0
+    """Rank of the noise of matrices, up to MAX_RANK, with one subspace; 0: full rank."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +98,13 @@ class Update:
     """Seed of the partition of each member's subspace; may be empty when num_subspaces is 1."""
     step: Step | None = None
     """The optimiser's step that takes the sum as its gradient; None adds the sum itself."""
+    rank: int = 0
+    """Rank of the members' noise; see Perturbation."""
+
+
+def without_members(version: Update) -> Update:
+    """The update of a tensor that no member's noise reaches: nothing changes."""
+    return replace(version, seeds=(), coefficients=(), subspaces=(), partition_seeds=())
 
 
 class State(NamedTuple):
@@ -130,6 +156,31 @@ def noise(seed: int, ident: int, start: int, count: int) -> Array:
     words = np.stack(philox(counter, (seed & 0xFFFFFFFF, seed >> 32)), axis=-1).astype("<u4")
     skip = start % BLOCK
     return table()[words.view("<u2").ravel()[skip : skip + count]]
+
+
+def low_rank_noise(seed: int, rank: int, matrix: Matrix, start: int, count: int) -> Array:
+    """P = A B^T for elements start .. start + count - 1 of a matrix; int64 [count]."""
+    rows, columns = np.divmod(np.arange(start, start + count), matrix.num_columns)
+    columns += rows // matrix.num_rows * matrix.num_columns  # columns of earlier matrices of the tensor
+
+    def factor(ident: int, places: Array) -> Array:
+        first = int(places.min())
+        values = noise(seed, ident, rank * first, rank * int(places.max() + 1 - first)).reshape(-1, rank)
+        return values[places - first].astype(np.int64)
+
+    return np.sum(factor(matrix.ident_a, rows) * factor(matrix.ident_b, columns), axis=1)
+
+
+def noise_of(seed: int, rank: int, ident: int, matrix: Matrix | None, start: int, count: int) -> Array:
+    """The noise of elements as fp32 [count], of full rank (0) or low; int -> fp32 rounds to nearest even."""
+    if rank and matrix and count:
+        return low_rank_noise(seed, rank, matrix, start, count).astype(np.float32)
+    return noise(seed, ident, start, count).astype(np.float32)
+
+
+def reaches(rank: int, matrix: Matrix | None) -> bool:
+    """Whether noise of this rank reaches a tensor: noise of low rank is for matrices only."""
+    return not rank or matrix is not None
 
 
 def permutation(partition_seed: int, ident: int, group: int, num_subspaces: int) -> list[int]:
@@ -185,7 +236,14 @@ def stretches(size: int, start: int, rows: Rows | None) -> Iterator[tuple[slice,
 
 
 def perturb(
-    theta: Array, out: Array, ident: int, noisy: Perturbation | None, *, start: int = 0, rows: Rows | None = None
+    theta: Array,
+    out: Array,
+    ident: int,
+    noisy: Perturbation | None,
+    *,
+    start: int = 0,
+    rows: Rows | None = None,
+    matrix: Matrix | None = None,
 ) -> int:
     """Set out = round(theta + scale * T), or round(theta) where the member has no noise. Returns the digest of theta.
 
@@ -194,8 +252,8 @@ def perturb(
     """
     for place, compact, first in stretches(theta.size, start, rows):
         values = theta[place]
-        if noisy is not None:
-            added = np.float32(noisy.scale) * noise(noisy.seed, ident, first, values.size).astype(np.float32)
+        if noisy is not None and reaches(noisy.rank, matrix):
+            added = np.float32(noisy.scale) * noise_of(noisy.seed, noisy.rank, ident, matrix, first, values.size)
             owner = subspaces(noisy.partition_seed, ident, first, values.size, noisy.num_subspaces)
             values = np.where(owner == noisy.subspace, values + added, values)
         out[compact] = cast(values, out.dtype)
@@ -210,6 +268,7 @@ def update(
     start: int = 0,
     state: Sequence[State] = (),
     rows: Rows | None = None,
+    matrix: Matrix | None = None,
 ) -> Trace:
     """Apply versions one after the other to theta (fp32 [n], in place) and to the optimiser's state.
 
@@ -220,22 +279,24 @@ def update(
     for place, _, first in stretches(theta.size, start, rows):
         beside = [State(kept.values[place], kept.ident) for kept in state]
         for number, version in enumerate(updates):
-            share, square = advance(theta[place], ident, version, first, beside)
+            reached = version if reaches(version.rank, matrix) else without_members(version)
+            share, square = advance(theta[place], ident, reached, first, beside, matrix)
             trace.digests[number] = (trace.digests[number] + share) % 2**64
             trace.squares[number] += square
     return trace
 
 
-def advance(theta: Array, ident: int, version: Update, start: int, state: Sequence[State]) -> tuple[int, float]:
+def advance(
+    theta: Array, ident: int, version: Update, start: int, state: Sequence[State], matrix: Matrix | None
+) -> tuple[int, float]:
     """Apply one version to contiguous elements; return the digest and the sum of squares of theta's change."""
     before, total, hit = theta.copy(), np.zeros_like(theta), np.zeros(theta.shape, bool)
-    own = version.subspaces or [0] * len(version.seeds)
-    partitions = version.partition_seeds or [0] * len(version.seeds)
+    own, partitions = version.subspaces or [0] * len(version.seeds), version.partition_seeds or [0] * len(version.seeds)
     for seed, coefficient, subspace, partition in zip(
         version.seeds, version.coefficients, own, partitions, strict=True
     ):
         mine = subspaces(partition, ident, start, theta.size, version.num_subspaces) == subspace
-        added = np.float32(coefficient) * noise(seed, ident, start, theta.size).astype(np.float32)
+        added = np.float32(coefficient) * noise_of(seed, version.rank, ident, matrix, start, theta.size)
         total = np.where(mine, total + added, total)
         hit |= mine
     change = total if version.step is None else optimise(version.step, total, hit, [s.values for s in state])

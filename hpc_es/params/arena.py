@@ -19,7 +19,8 @@ import numpy as np
 
 from hpc_es.errors import ModelError, StoreError
 from hpc_es.methods.es import optimiser as optimisers
-from hpc_es.noise import Array, Perturbation, State, Step, Trace, Update, kernels, threads
+from hpc_es.methods.es.low_rank import noise_scale
+from hpc_es.noise import Array, Matrix, Perturbation, State, Step, Trace, Update, kernels, threads
 from hpc_es.params import checkpoint as checkpoints
 from hpc_es.params.layout import Slot, as_floats, attach_memory, lay_out, num_elements, share_memory
 from hpc_es.params.report import UpdateReport
@@ -156,6 +157,10 @@ class Arena:
         """The whole buffer, fp32; for registering it as pinned memory."""
         return self._flat
 
+    def matrix(self, name: str) -> Matrix | None:
+        """A tensor as noise of low rank sees it; None if that does not reach it."""
+        return self._slot(name).matrix
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._slot(name).stored.shape
 
@@ -214,7 +219,8 @@ class Arena:
         def perturb(piece: Piece) -> None:
             out = flat[piece.slot.stored.name][piece.start : piece.start + piece.theta.size]
             reached = noisy if piece.slot.trained else None
-            shares.append(kernels().perturb(piece.theta, out, piece.slot.ident, reached, start=piece.start))
+            slot, start = piece.slot, piece.start
+            shares.append(kernels().perturb(piece.theta, out, slot.ident, reached, start=start, matrix=slot.matrix))
             shares.append(piece.state_digest())
 
         threads.run(perturb, self._pieces(map(self._slot, outs)))
@@ -228,10 +234,10 @@ class Arena:
         """
         return Stream(self, list(self._slots.values()), member, dtype, buffer_bytes)
 
-    def update(self, members: Sequence[tuple[int, float]]) -> UpdateReport:
-        """Apply (seed, fp32 coefficient) pairs, in this order, as one version."""
+    def update(self, members: Sequence[tuple[int, float]], rank: int = 0) -> UpdateReport:
+        """Apply (seed, fp32 coefficient) pairs, in this order, as one version; `rank` is that of their noise."""
         seeds, coefficients = [seed for seed, _ in members], [coefficient for _, coefficient in members]
-        return self._advance([Update(seeds, coefficients)], 0, 1)
+        return self._advance([Update(seeds, coefficients, rank=rank)], 0, 1)
 
     def apply(self, commits: Sequence[Commit], *, rank: int = 0, num_ranks: int = 1) -> UpdateReport:
         """Apply the commits version + 1, version + 2, ... in one streaming pass.
@@ -339,7 +345,9 @@ class Arena:
             piece = pieces[index]
             slot = piece.slot
             if slot.trained and updates:
-                traces[index] = kernels().update(piece.theta, slot.ident, updates, start=piece.start, state=piece.state)
+                traces[index] = kernels().update(
+                    piece.theta, slot.ident, updates, start=piece.start, state=piece.state, matrix=slot.matrix
+                )
             else:
                 traces[index] = Trace([piece.digest()] * max(1, len(updates)), [0.0] * len(updates))
 
@@ -392,8 +400,9 @@ def perturbation_of(member: Member | None) -> Perturbation | None:
     """A member's noise as the kernels take it; None for the centre."""
     if member is None:
         return None
-    scale = float(np.float32(member.sigma * member.sign / 4096))
-    return Perturbation(member.seed, scale, member.subspace, member.num_subspaces, member.partition_seed)
+    scale = float(np.float32(member.sigma * member.sign / noise_scale(member.rank)))
+    where = member.subspace, member.num_subspaces, member.partition_seed
+    return Perturbation(member.seed, scale, *where, member.rank)
 
 
 def update_of(commit: Commit) -> Update:
@@ -410,4 +419,5 @@ def update_of(commit: Commit) -> Update:
         body.num_subspaces,
         [term.partition_seed for term in terms],
         step,
+        body.rank,
     )

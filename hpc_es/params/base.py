@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from hpc_es.methods.es import optimiser as optimisers
-from hpc_es.noise import Array, Perturbation, State, kernels, tensor_id, threads
+from hpc_es.noise import Array, Matrix, Perturbation, State, kernels, tensor_id, threads
 from hpc_es.params.arena import CHUNK, Arena, perturbation_of
 from hpc_es.params.regions import Region
 from hpc_es.params.report import UpdateReport
@@ -61,6 +61,7 @@ class HostBase:
                         out[at : at + part.size],
                         region.name in trained,
                         tuple(State(contents[name][within], tensor_id(name)) for name in state),
+                        arena.matrix(region.name),
                     )
                 )
 
@@ -88,12 +89,13 @@ class _Piece:
     trained: bool
     state: tuple[State, ...]
     """Optimiser state of the same elements; none if this copy does not count."""
+    matrix: Matrix | None
 
     def write(self, noisy: Perturbation | None) -> int:
         """Write the perturbed elements; return this piece's share of the digest."""
         start, rows = self.region.start, self.region.noise_rows
         noisy = noisy if self.trained else None
-        share = kernels().perturb(self.theta, self.out, self.ident, noisy, start=start, rows=rows)
+        share = kernels().perturb(self.theta, self.out, self.ident, noisy, start=start, rows=rows, matrix=self.matrix)
         if not self.region.counts:
             return 0
         return share + sum(kernels().digest(kept.values, kept.ident, start=start, rows=rows) for kept in self.state)

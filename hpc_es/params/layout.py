@@ -17,7 +17,7 @@ import numpy as np
 
 from hpc_es.errors import ModelError
 from hpc_es.methods.es import optimiser as optimisers
-from hpc_es.noise import BLOCK, Array, tensor_id
+from hpc_es.noise import BLOCK, Array, Matrix, tensor_id
 from hpc_es.params import numa
 from hpc_es.params.weights import Stored, scan
 
@@ -48,6 +48,8 @@ class Slot:
     offset: int
     trained: bool
     state: tuple[StateSlot, ...] = ()
+    matrix: Matrix | None = None
+    """What noise of low rank sees of it; None: nothing."""
 
 
 def lay_out(
@@ -63,7 +65,8 @@ def lay_out(
     slots, offset = list[Slot](), 0
     for tensor in scan(Path(path)):
         trained = _in_scope(tensor.name, include, exclude)
-        slots.append(Slot(tensor, tensor_id(tensor.name), offset, trained))
+        matrix = matrix_of(tensor.name, tensor.shape)
+        slots.append(Slot(tensor, tensor_id(tensor.name), offset, trained, matrix=matrix))
         offset += _padded(tensor.size)
     if not any(slot.trained for slot in slots):
         raise ModelError(
@@ -80,6 +83,18 @@ def lay_out(
                 offset += _padded(slot.stored.size)
     _refuse_equal_ids(path, slots)
     return slots
+
+
+def matrix_of(name: str, shape: Sequence[int]) -> Matrix | None:
+    """A tensor as noise of low rank sees it: a matrix, or the matrices of a layer's experts, one after the other.
+
+    Embeddings and heads are matrices too. Everything else, such as norms, biases and convolutions, has no such noise
+    (None).
+    """
+    is_experts = len(shape) == 3 and "experts" in name.split(".")
+    if not (len(shape) == 2 or is_experts) or not all(shape):
+        return None
+    return Matrix(shape[-2], shape[-1], tensor_id(f"{name}#A"), tensor_id(f"{name}#B"))
 
 
 def num_elements(slots: Sequence[Slot]) -> int:
@@ -175,7 +190,10 @@ def _padded(size: int) -> int:
 def _refuse_equal_ids(path: str | Path, slots: Sequence[Slot]) -> None:
     names_by_id = dict[int, str]()
     for slot in slots:
-        for name, ident in [(slot.stored.name, slot.ident), *((kept.name, kept.ident) for kept in slot.state)]:
+        named = [(slot.stored.name, slot.ident), *((kept.name, kept.ident) for kept in slot.state)]
+        if slot.matrix is not None:
+            named += [(f"{slot.stored.name}#A", slot.matrix.ident_a), (f"{slot.stored.name}#B", slot.matrix.ident_b)]
+        for name, ident in named:
             if (other := names_by_id.setdefault(ident, name)) != name:
                 raise ModelError(f"{path}: {other} and {name} have the same 64-bit id; rename one of them")
 

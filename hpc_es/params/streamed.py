@@ -157,6 +157,9 @@ class Streamed:
         updates = self.arena.updates(commits)
         if not updates:
             return self.arena.apply([], rank=self._rank, num_ranks=self._num_ranks)
+        if any(update.rank for update in updates):  # the GPU has no kernels for it yet; the host gives the same bits
+            self._digest_of_state = None
+            return self.arena.apply(commits, rank=self._rank, num_ranks=self._num_ranks)
         rest = self._untrained()
         with self._guard.update():
             trace = in_passes(updates, self._pass)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_es import methods
 from hpc_es.config import Config, compare, load
@@ -30,6 +30,8 @@ from hpc_es.store.journal import read_journal
 if TYPE_CHECKING:
     import numpy as np
 
+    from hpc_es.noise import Matrix
+
     Array = np.ndarray[Any, np.dtype[Any]]
 
 DEFAULT_SHARE = 0.25
@@ -39,8 +41,16 @@ Noise = tuple[int, int, int]
 """(seed, subspace, partition seed)"""
 Direction = Mapping[Noise, float]
 """Coefficient of each noise in an update."""
-Range = tuple[str, int, int]
-"""(tensor, first element: the first of a block, how many)"""
+
+
+class Range(NamedTuple):
+    """Consecutive elements of a tensor, from the first of a block."""
+
+    name: str
+    start: int
+    num_elements: int
+    matrix: "Matrix | None" = None
+    """What noise of low rank sees of the tensor."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +144,8 @@ def counterfactual(
         other = method.commit(commit.version, kept, history.centres) if len(kept) > 1 else None
         committed.append(direction(commit))
         others.append(direction(other))
-        exact = exact_cosine(committed[-1], others[-1], commit.seeds.num_subspaces, ranges) if ranges else None
+        body = commit.seeds
+        exact = exact_cosine(committed[-1], others[-1], body.num_subspaces, ranges, body.rank) if ranges else None
         lines.append(_line(commit, kept, committed[-1], others[-1], exact))
     whole, other_whole = (_sum(itertools.chain(*(d.items() for d in part))) for part in (committed, others))
     return Counterfactual(tuple(lines), changes, cosine(whole, other_whole), norm_ratio(whole, other_whole))
@@ -217,40 +228,44 @@ def sample_ranges(config: Config, num_elements: int) -> tuple[Range, ...]:
     from hpc_es.params.layout import lay_out
 
     settings = config.model
-    tensors = [s.stored for s in lay_out(settings.path, settings.include, settings.exclude) if s.trained]
-    sizes = np.array([tensor.size for tensor in tensors], float)
+    slots = [s for s in lay_out(settings.path, settings.include, settings.exclude) if s.trained]
+    if config.es.rank:
+        slots = [slot for slot in slots if slot.matrix]
+    sizes = np.array([slot.stored.size for slot in slots], float)
     generator, length = np.random.default_rng(0), -(-num_elements // _EXACT_RANGES)
     ranges = []
-    for place in generator.choice(len(tensors), _EXACT_RANGES, p=sizes / sizes.sum()):
-        tensor = tensors[place]
+    for place in generator.choice(len(slots), _EXACT_RANGES, p=sizes / sizes.sum()):
+        tensor = slots[place].stored
         start = int(generator.integers(0, max(1, tensor.size - length + 1))) // BLOCK * BLOCK
-        ranges.append((tensor.name, start, min(length, tensor.size)))
+        ranges.append(Range(tensor.name, start, min(length, tensor.size), slots[place].matrix))
     return tuple(ranges)
 
 
-def exact_cosine(a: Direction, b: Direction, num_subspaces: int, ranges: Sequence[Range]) -> float | None:
+def exact_cosine(
+    a: Direction, b: Direction, num_subspaces: int, ranges: Sequence[Range], rank: int = 0
+) -> float | None:
     """The cosine of two updates on a sample of elements, from the noise itself; None when one of them is zero."""
     import numpy as np
 
     products = np.zeros(3)
     for place in ranges:
-        x, y = (_values(d, num_subspaces, place) for d in (a, b))
+        x, y = (_values(d, num_subspaces, place, rank) for d in (a, b))
         products += [x @ y, x @ x, y @ y]
     norms = math.sqrt(products[1]) * math.sqrt(products[2])
     return float(products[0] / norms) if norms > 0 else None
 
 
-def _values(d: Direction, num_subspaces: int, place: Range) -> "Array":
-    """sum(c * T) over a range of elements, float64 [count]."""
+def _values(d: Direction, num_subspaces: int, place: Range, rank: int) -> "Array":
+    """sum(c * T), or sum(c * P), over a range of elements, float64 [count]."""
     import numpy as np
 
     from hpc_es.noise import Perturbation, kernels, tensor_id
 
-    name, start, count = place
+    name, start, count, matrix = place
     total, zeros, values = np.zeros(count), np.zeros(count, np.float32), np.empty(count, np.float32)
     for (seed, subspace, partition_seed), coefficient in d.items():
-        noisy = Perturbation(seed, 1.0, subspace, num_subspaces, partition_seed)
-        kernels().perturb(zeros, values, tensor_id(name), noisy, start=start)
+        noisy = Perturbation(seed, 1.0, subspace, num_subspaces, partition_seed, rank)
+        kernels().perturb(zeros, values, tensor_id(name), noisy, start=start, matrix=matrix)
         total += coefficient * values.astype(float)
     return total
 

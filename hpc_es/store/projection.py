@@ -423,6 +423,7 @@ def _of_seeds(body: Seeds) -> dict[str, Any]:
         "sigma": _mean([term.sigma for term in body.terms]),
         "num_subspaces": body.num_subspaces,
         "partition_seed": body.partition_seed,
+        "rank": body.rank,
     }
 
 

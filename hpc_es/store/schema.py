@@ -134,6 +134,7 @@ UPDATES = (
     Column("digest", "uint64", "", "digest of theta_u; null: not yet known", NULL_64),
     Column("time_committed", "float64", EPOCH, "when the commit was journalled"),
     Column("seconds_update", "float64", "s", "the head's pass over the arena (monotonic clock)"),
+    Column("rank", "int32", "", "rank of the members' noise; 0: full", is_new=True),
 )
 
 EPISODES = (

@@ -104,6 +104,11 @@ async def _work(
     if Path(model.path).exists():  # the name of an endpoint's model is no path
         model = model.model_copy(update={"path": str(Path(model.path).resolve())})
     check_memory(model.path, include=model.include, exclude=model.exclude, optimiser=optimiser)
+    if config.es.rank and own_offer().gpu:
+        raise ConfigError(
+            f"es.rank={config.es.rank} is not implemented on GPUs yet, and this worker has one: use es.rank=0, or hide "
+            "the GPUs (CUDA_VISIBLE_DEVICES=)"
+        )
     engine = await start_engine(
         model, config.engine, threads=threads, optimiser=optimiser, traces=methods.wants_traces(config)
     )

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hpc_es.noise import BLOCK
-from hpc_es.noise.reference import Array, Perturbation, Rows, Step, Trace, Update
+from hpc_es.noise.reference import MAX_RANK, Array, Matrix, Perturbation, Rows, Step, Trace, Update
 
 TILE, GPU_TILE = 128, 256
 """Blocks per tile of the kernels."""
@@ -78,13 +78,33 @@ def updates(draw: st.DrawFn, num_states: int = 0) -> Update:
     return Update(seeds, coefficients, subspaces, num_subspaces, of_partition, step)
 
 
+def fp32(*numbers: float) -> list[float]:
+    return [float(np.float32(number)) for number in numbers]
+
+
+MATRICES = st.builds(
+    Matrix, st.sampled_from([1, 5, 24, 10**6]), st.sampled_from([1, 3, 40, 576, 5000]), ident_a=U64, ident_b=U64
+)
+RANKS = st.sampled_from([1, 1, 2, 4, 5, 7, MAX_RANK])
+
+
+def low_rank_perturbations() -> st.SearchStrategy[Perturbation]:
+    return st.builds(
+        lambda seed, scale, rank: Perturbation(seed, scale, rank=rank), U64, st.sampled_from(fp32(1e-9, -3e-8)), RANKS
+    )
+
+
+@st.composite
+def low_rank_updates(draw: st.DrawFn, num_states: int = 0) -> Update:
+    count = draw(st.integers(0, 6))
+    coefficients = [draw(st.sampled_from(fp32(1e-8, -2e-9, 7e-12, 0.0))) for _ in range(count)]
+    step = draw(steps_of(num_states)) if num_states else None
+    return Update([draw(U64) for _ in range(count)], coefficients, step=step, rank=draw(RANKS))
+
+
 def steps_of(num_states: int) -> st.SearchStrategy[Step]:
     share, rate = st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999]), st.sampled_from([5e-4, 0.3])
     if num_states == 1:
         return st.builds(lambda r, d: Step(*fp32(r, d, 1 - d)), rate, share)
     small = st.sampled_from([1e-8, 1e-3])
     return st.builds(lambda r, d, e, small: Step(*fp32(r, d, 1 - d, e, 1 - e, small)), rate, share, share, small)
-
-
-def fp32(*numbers: float) -> list[float]:
-    return [float(np.float32(number)) for number in numbers]

@@ -18,7 +18,7 @@ from hpc_es.errors import ConfigError, VerifyError
 from hpc_es.methods.es.shaping import centred_ranks, zscore
 from hpc_es.noise import noise
 from hpc_es.paths import RunPaths
-from hpc_es.recorded.counterfactual import Drop, cosine, counterfactual, direction, exact_cosine, norm_ratio
+from hpc_es.recorded.counterfactual import Drop, Range, cosine, counterfactual, direction, exact_cosine, norm_ratio
 from hpc_es.records import Commit, Episode, EvalId, Member, Result
 from hpc_es.store.journal import read_journal
 from hpc_es.store.records import Committed, Started
@@ -195,14 +195,14 @@ def test_one_seed_in_two_subspaces_is_two_noises() -> None:
     b = direction(commit_of(member(1, 1.0, subspace=1, partition=9), num_subspaces=2))
     assert cosine(a, b) == 0.0
     assert cosine(a, a) == 1.0
-    place = ("model.embed.weight", 0, 4096)
+    place = Range("model.embed.weight", 0, 4096)
     assert exact_cosine(a, b, 2, [place]) == 0.0
     assert exact_cosine(a, a, 2, [place]) == pytest.approx(1.0)
 
 
 def test_the_noise_itself_agrees_with_the_coefficients() -> None:
     rng = np.random.default_rng(0)
-    place = ("model.embed.weight", 800, 40_000)
+    place = Range("model.embed.weight", 800, 40_000)
     for num_subspaces in (1, 4):
         a, b = (
             direction(
@@ -218,8 +218,8 @@ def test_the_noise_itself_agrees_with_the_coefficients() -> None:
         assert exact != expected
     one = direction(commit_of(member(3, 2.0), member(4, 1.0)))
     other = direction(commit_of(member(3, 1.0)))
-    x = 2.0 * noise(3, *place).astype(float) + noise(4, *place)
-    y = noise(3, *place).astype(float)
+    x = 2.0 * noise(3, *place[:3]).astype(float) + noise(4, *place[:3])
+    y = noise(3, *place[:3]).astype(float)
     assert exact_cosine(one, other, 1, [place]) == pytest.approx(x @ y / np.sqrt((x @ x) * (y @ y)))
 
 

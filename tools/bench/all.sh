@@ -37,6 +37,7 @@ bench() { # NAME ARGUMENTS...
 if [[ ${1:-} == --quick ]]; then
     bench noise --layers 0 --rounds 1
     bench update --layers 0 --rounds 1
+    bench lowrank --layers 1 --rounds 1
     bench cycle "$(model tiny-llama)" --rounds 1 --prompt 16
     bench commit --updates 3 --members 16 --workers 20 --parameters 1024
     bench join --mib 8
@@ -46,6 +47,7 @@ if [[ ${1:-} == --quick ]]; then
 else
     bench noise --layers 30
     bench update # not all layers: the usual way would take a quarter of an hour on them
+    bench lowrank --layers 30 --threads 1 --cpu-time
     bench cycle "$(model smollm2-135m)"
     bench commit --updates 20 --members 30
     bench join

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_es.analysis.statistics.runs import settings
 from hpc_es.analysis.statistics.sample import Sample, sample
+from hpc_es.methods.es.low_rank import noise_scale
 from hpc_es.records import Commit, Term
 from hpc_es.store import Run
 
@@ -120,13 +121,14 @@ def magnitudes(run: Run, model: Path | None = None) -> "pd.DataFrame":
 def _weights(commit: Commit) -> list[float]:
     """alpha * w_i of every member: its coefficient over its utility. A utility of 0 hides it; the mean stands in."""
     terms = commit.seeds.terms
-    known = [_weight(term) for term in terms if term.utility]
+    rank = commit.seeds.rank
+    known = [_weight(term, rank) for term in terms if term.utility]
     mean = math.fsum(known) / len(known)
-    return [_weight(term) if term.utility else mean for term in terms]
+    return [_weight(term, rank) if term.utility else mean for term in terms]
 
 
-def _weight(term: Term) -> float:
-    return 4096 * term.coefficient / (term.utility * term.sign)
+def _weight(term: Term, rank: int) -> float:
+    return noise_scale(rank) * term.coefficient / (term.utility * term.sign)
 
 
 def _simulated_walk(commits: "tuple[Commit, ...]", deviations: "Floats") -> Walk:

@@ -21,7 +21,7 @@ from hpc_es.store import Run
 if TYPE_CHECKING:
     import numpy as np
 
-    from hpc_es.noise import State
+    from hpc_es.noise import Matrix, State
     from hpc_es.params.layout import Slot
     from hpc_es.params.weights import Stored
 
@@ -108,6 +108,7 @@ class _Piece(NamedTuple):
     start: int
     theta: "np.ndarray[Any, Any]"
     state: "list[State]"
+    matrix: "Matrix | None"
 
 
 def _trained_slots(run: Run, model: Path | None) -> "list[Slot]":
@@ -139,7 +140,8 @@ def _draw(slots: "Sequence[Slot]", num_pieces: int) -> Iterator[_Piece]:
         start = PIECE * (number - (int(ends[index - 1]) if index else 0))
         theta = np.empty(min(PIECE, slot.stored.size - start), np.float32)
         _part(slot.stored, start, theta.size).read_into(theta)
-        yield _Piece(slot.ident, start, theta, [State(np.zeros_like(theta), kept.ident) for kept in slot.state])
+        state = [State(np.zeros_like(theta), kept.ident) for kept in slot.state]
+        yield _Piece(slot.ident, start, theta, state, slot.matrix)
 
 
 def _part(stored: "Stored", start: int, count: int) -> "Stored":
@@ -156,7 +158,7 @@ def _advance(pieces: list[_Piece], commit: Commit) -> None:
 
     update = update_of(commit)
     for piece in pieces:
-        kernels().update(piece.theta, piece.ident, [update], start=piece.start, state=piece.state)
+        kernels().update(piece.theta, piece.ident, [update], start=piece.start, state=piece.state, matrix=piece.matrix)
 
 
 def _check_base(run: Run, norms: "Floats", errors: "Floats") -> None:

@@ -2,7 +2,7 @@
 
 theta += sum_i c_i * T(seed_i) with c_i = fp32(alpha * u_i * w_i * sign_i / 4096), where u_i is the shaped score and
 w_i is 1/N_k times the weight of its lag (design, section 4; Qiu et al., 2025). With an optimiser, alpha is not in the
-coefficients but in the optimiser's step.
+coefficients but in the optimiser's step. With es.rank, low-rank noise takes the place of T (low_rank.py).
 """
 
 from collections import Counter
@@ -51,6 +51,7 @@ class EvolutionStrategies(Method):
             subspace=subspaces.subspace(eval_id.slot, num_subspaces, mirrored=es.mirrored),
             num_subspaces=num_subspaces,
             partition_seed=subspaces.partition_seed(run_seed, update, num_subspaces),
+            rank=es.rank,
         )
 
     def commit(self, update: int, cohort: Cohort, centres: Mapping[int, float] | None = None) -> Commit:
@@ -65,7 +66,7 @@ class EvolutionStrategies(Method):
         utilities = shaping.utilities(es.shaping, self._scores(update, cohort, centres or {}))
         weights = self._weights(update, members, [result for _, result in cohort])
         coefficients = shaping.coefficients(
-            1.0 if step else alpha, utilities, [member.sign for member in members], weights
+            1.0 if step else alpha, utilities, [member.sign for member in members], weights, es.rank
         )
         terms = [
             Term(m.seed, m.sign, m.sigma, m.subspace, utility, c, m.partition_seed)
@@ -75,7 +76,7 @@ class EvolutionStrategies(Method):
         return Commit(
             version=update,
             consumed=consumed(cohort),
-            body=Seeds(alpha, tuple(terms), es.subspaces, partition_seed, step),
+            body=Seeds(alpha, tuple(terms), es.subspaces, partition_seed, step, es.rank),
             null=alpha == 0 or not any(coefficients),
         )
 
@@ -114,7 +115,7 @@ class EvolutionStrategies(Method):
             if _noise(got) != _noise(right):
                 faults.append(f"{where}its noise is not the noise that was evaluated")
             faults += [where + text for text in _different(got, right, ("utility", "coefficient"))]
-        faults += _different(commit.body, expected.seeds, ("alpha", "num_subspaces", "partition_seed", "step"))
+        faults += _different(commit.body, expected.seeds, ("alpha", "num_subspaces", "partition_seed", "step", "rank"))
         return faults + _different(commit, expected, ("null",))
 
     # --- the numbers of a commit -------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from hpc_es.errors import VerifyError
+from hpc_es.methods.es.low_rank import noise_scale
 from hpc_es.records import MAX_REWARD
 
 Kind = Literal["zscore", "centred_ranks"]
@@ -58,14 +59,21 @@ def centred_ranks(values: Sequence[float]) -> list[float]:
 
 
 def coefficients(
-    alpha: float, utilities: Sequence[float], signs: Sequence[int], weights: Sequence[float] | None = None
+    alpha: float,
+    utilities: Sequence[float],
+    signs: Sequence[int],
+    weights: Sequence[float] | None = None,
+    rank: int = 0,
 ) -> list[float]:
     """c_i = fp32(alpha * u_i * w_i * sign_i / 4096), the factor of the table value T_i (design, section 4).
+
+    With a rank, c_i is the factor of the integer P_i, and the divisor is 4096^2 * sqrt(rank) (design, section 15).
 
     `weights`: w_i, by default 1/N. With an optimiser, pass alpha=1: the sum of c_i * T_i is then its gradient.
     """
     weights = [1.0 / len(utilities)] * len(utilities) if weights is None else weights
-    return [fp32(alpha * u * w * sign / 4096) for u, w, sign in zip(utilities, weights, signs, strict=True)]
+    divisor = noise_scale(rank)
+    return [fp32(alpha * u * w * sign / divisor) for u, w, sign in zip(utilities, weights, signs, strict=True)]
 
 
 def fp32(value: float) -> float:
