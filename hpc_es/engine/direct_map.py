@@ -17,16 +17,16 @@ from hpc_es.params.base import Target
 from hpc_es.params.regions import Region
 
 MAX_REGIONS = 2**18
-"""Most regions of one rank: a map of more, which are very short runs, would be no faster than load_weights."""
+"""Maximum number of regions of one rank. More would be very short, and no faster than load_weights."""
 
 
 class Watch(TorchDispatchMode):
-    """While active: notes which live memory is written, and from which elements of which canonical tensor."""
+    """While active, notes which live memory is written from which elements of which canonical tensor."""
 
     obstacle = ""
-    """Why some copy has no region; the first such."""
+    """Reason why a copy has no region, of the first such copy."""
     types: dict[str, torch.dtype]
-    """Types of live memory, where they differ from those of the tensors that are copied there."""
+    """Types of live memory that differ from the types of the tensors that are copied there."""
 
     def __init__(self, live: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -71,9 +71,9 @@ class Watch(TorchDispatchMode):
 
     @property
     def targets(self) -> list[Target]:
-        """All that was seen, in the order of live memory.
+        """All regions that were seen, in the order of live memory.
 
-        Errors: EngineError where two canonical tensors lie in the same live memory: one would overwrite the other.
+        Errors: EngineError when two canonical tensors lie in the same live memory: one would overwrite the other.
         """
         ordered, end, last = list[Target](), (0, 0), ""
         for (storage, offset, _), (region, run) in sorted(self._targets.items(), key=lambda item: item[0]):
@@ -88,8 +88,10 @@ class Watch(TorchDispatchMode):
 
 
 def regions(name: str, live: torch.Tensor, stored: torch.Tensor) -> Iterator[tuple[Region, int]]:
-    """What a copy of `stored`, a view of the tensor `name`, into `live`, a view of the same shape, puts where: regions
-    and where in live's storage each begins, in elements. Errors: ModelError where a region would cut blocks of noise.
+    """The regions that are copied when `stored`, a view of the tensor `name`, is copied into `live`, of the same shape.
+
+    Yields each region with its start in the storage of `live`, in elements. Errors: ModelError for a region that would
+    cut blocks of noise.
     """
     (_, _, _), (width, _, _), *outer = [(1, 1, 1), *_axes(live, stored)]
     rows, stride = 1, width
@@ -103,7 +105,7 @@ def regions(name: str, live: torch.Tensor, stored: torch.Tensor) -> Iterator[tup
 
 
 def _axes(live: torch.Tensor, stored: torch.Tensor) -> list[tuple[int, int, int]]:
-    """(size, stride in live, stride in stored) from the innermost axis outwards, with as few axes as do."""
+    """(size, stride in live, stride in stored) from the innermost axis outwards, with as few axes as possible."""
     axes = [(1, 1, 1)]
     by_live = sorted(zip(live.shape, live.stride(), stored.stride(), strict=True), key=lambda axis: axis[1])
     for size, in_live, in_stored in by_live:

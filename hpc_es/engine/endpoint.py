@@ -58,7 +58,7 @@ class Endpoint(Generator):
             timeout=openai.Timeout(engine.request_timeout, connect=CONNECT_TIMEOUT_S),
             max_retries=START_RETRIES,
         )
-        # without a key its header is left out, rather than filled with something
+        # without a key, the header is left out
         self._options: Any = {} if self._key else {"headers": {"Authorization": openai.Omit()}}
         self._slots = asyncio.Semaphore(engine.max_concurrent)
         self._served: list[_Card] = []
@@ -80,11 +80,11 @@ class Endpoint(Generator):
         except BaseException:
             await self.close()
             raise
-        self._client.max_retries = MAX_RETRIES  # it has answered, so one that falls silent is worth some patience
+        self._client.max_retries = MAX_RETRIES  # it has answered once, so it may come back later
         return self
 
     async def _greet(self) -> None:
-        """See that the model answers. Errors: EngineError."""
+        """Check that the model answers. Errors: EngineError."""
         try:
             async with asyncio.timeout(self._engine.request_timeout):
                 answer = await self._ask(_HELLO, self._body(_HELLO, SamplingConfig(max_tokens=16), seed=0))
@@ -134,8 +134,10 @@ class Endpoint(Generator):
                 return _completion(await self._ask(chat, {**body, "max_tokens": None}), self._url)
 
     async def _choose(self, chat: Chat, body: Mapping[str, Any], choices: Sequence[str]) -> Completion:
-        """The model's answer where the server lets it say nothing but one of these. What the server does not
-        understand is not tried again."""
+        """Answer with one of the choices, if the server can restrict the model to them.
+
+        A way that the server does not understand is not tried again.
+        """
         if not choices or not all(choices) or len(set(choices)) < len(choices):
             raise EnvError(f"choices {list(choices)!r} must be texts, at least one, none empty and none twice")
         longest = max(len(choice.encode(errors="replace")) for choice in choices) + 1  # a token is a byte at least
@@ -160,7 +162,7 @@ class Endpoint(Generator):
         )
 
     def _body(self, chat: Chat, sampling: SamplingConfig, seed: int) -> dict[str, Any]:
-        """What a request says beside model and messages; None: nothing of that name."""
+        """The fields of a request beside model and messages; a field with None is left out."""
         untouched = _UNTOUCHED if any(card.owned_by in _FILLS_IN for card in self._served) else {}
         return {
             **untouched,
@@ -188,7 +190,7 @@ class Endpoint(Generator):
             raise EngineError(f"{self._url} sent invalid JSON: {error}") from error
 
     async def _list(self) -> list["_Card"]:
-        """The models that the server says it has; none where it does not say. Errors: EngineError when it cannot be
+        """The models that the server lists; empty if it has no list. Errors: EngineError when it cannot be
         reached, or refuses the key."""
         try:
             async with asyncio.timeout(LIST_TIMEOUT_S):
@@ -201,14 +203,14 @@ class Endpoint(Generator):
                 f"{self._url}, asked for its models, did not answer within {LIST_TIMEOUT_S:g} s"
             ) from None
         except (openai.OpenAIError, ValueError):
-            return []  # many have no such list; whether there is the model shows when it is asked
+            return []  # many servers have no list; a missing model is noticed at the first request
 
     @property
     def _names(self) -> list[str]:
         return [card.id for card in self._served]
 
     def _explained(self, error: openai.OpenAIError) -> EngineError:
-        """What a failed request means here."""
+        """The error for a failed request."""
         url, model, tries = self._url, self._model, self._client.max_retries + 1
         said = _said(error).replace(self._key or "\0", "(the key)")
         if isinstance(error, openai.APIConnectionError):
@@ -234,11 +236,11 @@ class Endpoint(Generator):
 
 
 class _Refused(EngineError):
-    """The server understood the request and does not take it."""
+    """The server understood the request and refused it."""
 
 
 class _Card(msgspec.Struct):
-    """What is read of a server's word on one of its models."""
+    """The part that is read of a server's description of one of its models."""
 
     id: str
     owned_by: str | None = None
@@ -273,7 +275,7 @@ class _Usage(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    """What is read of a chat completion; servers differ in the rest."""
+    """The part that is read of a chat completion; servers differ in the rest."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: _Usage | None = None
@@ -281,7 +283,7 @@ class _Answer(msgspec.Struct):
 
 
 def _completion(answer: object, url: str) -> Completion:
-    """Errors: EngineError when the server answered with something else, or broke the answer off."""
+    """The completion in a response. Errors: EngineError for a response that is none, or that was broken off."""
     try:
         said = msgspec.convert(answer, _Answer)
     except msgspec.ValidationError as error:
@@ -290,14 +292,14 @@ def _completion(answer: object, url: str) -> Completion:
     (choice, *_), usage = said.choices, said.usage or _Usage()
     if choice.finish_reason in ("abort", "error"):
         raise EngineError(f"{url} broke an answer off: finish_reason={choice.finish_reason}")
-    # A lone surrogate, which JSON can hold, could be written nowhere.
+    # JSON can contain lone surrogates, which cannot be written to files.
     text = (choice.message.content or "").encode(errors="replace").decode()
     tokens_in, tokens_out = usage.prompt_tokens or 0, usage.completion_tokens or 0
     return Completion(text, tokens_in, tokens_out, truncated=choice.finish_reason == "length")
 
 
 def _key(variable: str) -> str | None:
-    """Errors: ConfigError for a key that no header can hold."""
+    """The key in an environment variable. Errors: ConfigError for a key that cannot be sent in a header."""
     key = os.environ.get(variable, "").strip()
     if not re.fullmatch(r"[\x21-\x7e]*", key):
         raise ConfigError(f"the environment variable {variable} holds what cannot be a key: blanks, or beyond ASCII")
@@ -305,7 +307,7 @@ def _key(variable: str) -> str | None:
 
 
 def _said(error: openai.OpenAIError) -> str:
-    """The server's own words, short."""
+    """The server's message, shortened."""
     body = getattr(error, "body", None)
     words = body.get("message") if isinstance(body, Mapping) else None
     return quote(str(words or getattr(error, "message", None) or error), MAX_QUOTE)

@@ -1,4 +1,4 @@
-"""Fingerprints of live torch parameters: the second proof that the engines share, beside the one of probe.py.
+"""Fingerprints of live torch parameters, to prove that engines write them completely (probe.py has another proof).
 
 The live parameters must have the same fingerprints before and after they are written again from the arena.
 """
@@ -36,6 +36,6 @@ def differing(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
 
 
 def poison(parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Fill with NaN, so that an element which the next write leaves out shows in its fingerprint."""
+    """Fill with NaN, so that an element that the next write leaves out changes the fingerprint."""
     for _, parameter in parameters:
         parameter.detach().fill_(math.nan)

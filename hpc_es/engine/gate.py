@@ -1,7 +1,7 @@
-"""Many requests, or one change of the weights: never both.
+"""Allows many requests or one change of the weights at a time, never both.
 
-Invariant: while a request is inside, no change enters, and the other way round. Refusing beats waiting: whoever
-changes weights has drained its episodes first, so a request that is still there is a mistake worth hearing about.
+Invariant: no change begins while a request is running, and no request begins during a change. Both raise an error
+instead of waiting: callers end all episodes before they change weights, so an overlap is a programming error.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Gate:
-    """Lives in one event loop. Opens once weights stand in the live model; a new theta closes it."""
+    """Used in one event loop. Requests are allowed once weights have been written, until theta changes."""
 
     def __init__(self) -> None:
         self._num_requests = 0
@@ -24,7 +24,7 @@ class Gate:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Around one generation. Errors: EngineError while weights change, or before any were written for theta_v."""
+        """Context of one generation. Errors: EngineError while weights change, or before any are written."""
         if self._change:
             raise EngineError(f"a request came during {self._change}; wait for it to end")
         if not self._written:
@@ -37,7 +37,7 @@ class Gate:
 
     @contextmanager
     def change(self, what: str, *, writes: bool) -> Iterator[None]:
-        """Around one change. `writes`: it ends with weights that fit theta_v; requests stay shut out otherwise.
+        """Context of one change. `writes`: afterwards the live weights fit theta_v; if not, requests stay refused.
 
         Errors: EngineError while a request is in flight or another change is under way.
         """
@@ -56,12 +56,12 @@ class Gate:
 
     @property
     def is_written(self) -> bool:
-        """Whether the live weights are those of a member around the present theta."""
+        """Whether the live weights are those of a member of the present theta."""
         return self._written
 
 
 async def to_the_end(work: Awaitable[T], on_cancel: Callable[[], object] = lambda: None) -> T:
-    """Await `work`; a cancelled caller calls `on_cancel` and still waits for its end, so that nothing is half done."""
+    """Await `work`. If the caller is cancelled, call `on_cancel` and still wait, so that nothing is left half done."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -141,7 +141,7 @@ class _Live(Live):
         self.parameters = {name: np.full(self.arena.shape(name), np.nan, np.float32) for name in self.arena.names}
 
     def write(self, member: Member | None) -> None:
-        """The member into the live parameters, rounded to model.dtype; they compute in float32."""
+        """Write the member into the live parameters, rounded to model.dtype; computation is in float32."""
         self.digest = self.arena.perturb_into(self._cast, member)
         for name, values in self._cast.items():
             self.parameters[name][...] = _to_float32(values)
@@ -152,13 +152,13 @@ class _Live(Live):
         return [name for name, values in self.parameters.items() if values.tobytes() != before[name]]
 
     def logits(self, tokens: Sequence[int]) -> Array:
-        """float32, [VOCABULARY]: of the token after these."""
+        """Logits of the next token: float32, [VOCABULARY]."""
         recent = tokens[-lab_model.WINDOW :]
         places = range(lab_model.WINDOW - len(recent), lab_model.WINDOW)
         added = self.parameters[lab_model.EMBEDDING][places, recent].sum(axis=0)
         hidden = np.tanh(added / np.float32(math.sqrt(lab_model.WINDOW)) + self.parameters[lab_model.HIDDEN_BIAS])
         hidden /= np.float32(math.sqrt(hidden.size))
-        # not by BLAS, whose order of addition depends on its threads
+        # not BLAS: its order of addition depends on the number of threads
         read = np.einsum("vh,h->v", self.parameters[lab_model.READOUT], hidden)
         return cast(Array, read + self.parameters[lab_model.READOUT_BIAS])
 
@@ -180,14 +180,14 @@ def _until_stop(text: str, stop: Sequence[str]) -> tuple[str, bool]:
 
 
 def _to_float32(values: Array) -> Array:
-    """Exact; uint16 are the bits of bfloat16."""
+    """Convert to float32 without rounding; uint16 values are the bits of bfloat16."""
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values.astype(np.float32, copy=False)
 
 
 def _check(path: str) -> None:
-    """Errors: ModelError when the folder holds another kind of model."""
+    """Check the type of the model. Errors: ModelError when the folder contains another kind of model."""
     found = read_config(Path(path)).get("model_type")
     if found != lab_model.MODEL_TYPE:
         names = ", ".join(lab_model.LAB_MODELS)
@@ -198,7 +198,7 @@ def _check(path: str) -> None:
 
 
 def _check_shapes(path: str, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Errors: ModelError when the tensors are not those of a model of the laboratory."""
+    """Check the shapes. Errors: ModelError when the tensors are not those of a laboratory model."""
     hidden = math.prod(shapes.get(lab_model.HIDDEN_BIAS, ()))
     for name, expected in lab_model.lab_shapes(hidden).items():
         if shapes.get(name) != expected:

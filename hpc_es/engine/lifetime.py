@@ -1,4 +1,4 @@
-"""No process of an engine outlives the front that owns it, whatever kills the front.
+"""Ensures that no process of an engine outlives the front process that owns it, even if the front is killed.
 
 vLLM's EngineCore can survive a SIGKILL of its parent and hold its memory for good, and while it starts it waits for
 the front for ever. Invariant: every process that receives vLLM's configuration watches the front from that moment,
@@ -42,7 +42,7 @@ class Tie(str):
 
 
 def process_start(pid: int) -> str | None:
-    """When a process started, in clock ticks since boot: tells a pid used again apart. None: no such process."""
+    """Start time of a process in clock ticks since boot, which differs if a pid is reused. None: no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -76,7 +76,7 @@ def _watch(front: int, started: str, scratch: Path) -> None:
 
 
 def shared_memory(pid: int) -> set[Path]:
-    """Files of vLLM's in /dev/shm that a process has mapped: queues between processes, and what CPU ranks share."""
+    """Files of vLLM in /dev/shm that a process has mapped: queues, and the shared memory of CPU ranks."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -86,7 +86,7 @@ def shared_memory(pid: int) -> set[Path]:
 
 
 def remove(shared: Iterable[Path]) -> None:
-    """Remove the shared memory of processes that have ended; Python would keep queues until the front ends."""
+    """Remove the shared memory of processes that have ended. Python would keep queues until the front ends."""
     for path in shared:
         if path.exists():
             path.unlink()
@@ -95,8 +95,7 @@ def remove(shared: Iterable[Path]) -> None:
 
 
 def _remove_leftovers(scratch: Path) -> None:
-    """What nobody else will remove: the engine's folder, and the shared memory that this process has mapped or that
-    vLLM's CPU ranks name."""
+    """Remove the engine's folder, and the shared memory of this process and of vLLM's CPU ranks."""
     shutil.rmtree(scratch, ignore_errors=True)
     for path in shared_memory(os.getpid()):
         path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The ways into a live vLLM model that any family has: its own `load_weights`, or all of loading once more.
+"""Writes members into a live vLLM model of any family: by its own `load_weights`, or by loading everything again.
 
 Invariant: the storage of no parameter moves, so that CUDA graphs stay valid.
 """
@@ -17,7 +17,7 @@ from hpc_es.records import Member
 
 
 class LoadedBase(HostBase):
-    """Perturbed tensors are made in host memory, a group at a time, by every rank, and handed to load_weights."""
+    """Every rank makes the perturbed tensors in host memory, one group at a time, and passes them to load_weights."""
 
     refresh: Callable[[Iterable[tuple[str, torch.Tensor]]], object] | None = None
     """In place of load_weights, for a model that repacks weights after loading: load and repack. Keeps tensors."""
@@ -30,7 +30,7 @@ class LoadedBase(HostBase):
 
     @torch.no_grad()
     def write(self, member: Member | None, watch: Watch | None = None, poisoned: str = "") -> int:
-        """As Base.write; `watch` sees what goes where. `poisoned`: a tensor that is NaN throughout instead."""
+        """As Base.write. `watch` notes what is copied where. `poisoned`: name of a tensor that is replaced by NaN."""
         before = self._addresses()
         arrays = self._arena.stream(member, _name(self._dtype))
         tensors = self._tensors(arrays, member)
@@ -56,7 +56,7 @@ class LoadedBase(HostBase):
         return {name: parameter.data_ptr() for name, parameter in self._model.named_parameters()}
 
     def _tensors(self, arrays: Stream, member: Member | None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Lazily, so that memory beyond model and arena stays at the stream's buffer."""
+        """Yield the tensors one by one, so that the only extra memory is the buffer of the stream."""
         for name, array in arrays:
             dtype = self.types.get(name, self._dtype)
             if dtype != self._dtype:

@@ -1,6 +1,6 @@
-"""The proof that noise reaches the live model, shared by the engines.
+"""Proves that noise reaches the live model; all engines use it.
 
-The logits of a perturbed member must differ from the centre's, which must come back to the bit.
+The logits of a perturbed member must differ from those of the centre, and the centre's must return to the same bits.
 """
 
 import math
@@ -18,7 +18,10 @@ PROBE = Member(seed=0x5EED0F9E0BE5, sign=1, sigma=1e-2)
 
 
 async def prove_noise_reaches(engine: Engine) -> None:
-    """Centre, one member, centre again: the logits must differ, then return to the same bits. Leaves the centre."""
+    """Compare the logits of the centre, of one member, and of the centre again. The live model is then the centre.
+
+    Errors: EngineError when noise does not change them, or when the centre does not return to the same bits.
+    """
     prompt = _probe_prompt(engine.tokenizer)
     await engine.perturb(None)
     centre = await engine.logits(prompt)

@@ -1,20 +1,20 @@
-"""vLLM's processes wait for each other asleep where they wait on the cores that compute.
+"""Lets vLLM's processes sleep while they wait for each other, if they run on the cores that compute.
 
-On a CPU vLLM's engine and its workers talk through shared memory, and whoever waits spins on it for a second: longer
-than a step takes, so the engine spins while its worker computes, and takes a third of the CPU time of a node whose
-cores are all used. Invariant: a message wakes whoever waits for it; should a wake-up get lost, vLLM looks again within
-5 s.
+On a CPU, vLLM's engine and its workers communicate through shared memory, and a waiting process polls it for a second
+without sleeping. That is longer than a step takes, so the engine polls while its worker computes, and uses a third of
+the CPU time of a fully used node. Invariant: a message wakes the process that waits for it; if a wake-up is lost, vLLM
+looks again within 5 s.
 """
 
 from functools import partialmethod
 
 SPIN_S = 0.01
-"""After a message. Not 0: ZeroMQ's queue of wake-ups holds one, and a message right behind another may find it full;
-only the spinning sees that message then. A step takes longer than this, so that nobody spins during one."""
+"""Seconds of polling after a message. Not 0: ZeroMQ's queue of wake-ups holds only one, so a second message right after
+the first may not wake anybody, and only polling notices it. A step takes longer, so nobody polls during one."""
 
 
 def sleep_while_waiting() -> None:
-    """In this process, for queues that are made from now on; beside a GPU, where cores are free, nothing changes."""
+    """Apply to queues that this process makes from now on. With a GPU, where cores are free, nothing changes."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():

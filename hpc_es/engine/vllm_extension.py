@@ -4,7 +4,7 @@ vLLM mixes `WorkerExtension` into its worker class and imports this module befor
 parameter of the live model is what the model's own `load_weights` makes of the arena, its storage never moves, and
 no copy of a weight is kept elsewhere. Members are written straight from theta where a direct map is proven to give
 that, else through `load_weights`. Return values cross msgpack: plain numbers, strings, lists and dicts only, because
-vLLM's client waits for ever for an answer that cannot be encoded.
+vLLM's client waits forever for a value that cannot be encoded.
 """
 
 import logging
@@ -102,7 +102,7 @@ class WorkerExtension:
 
     @torch.no_grad()
     def es_ignored(self, names: list[str]) -> list[str]:
-        """Those of these tensors that loading ignores: this rank's model is the same whatever they hold.
+        """The tensors among these that loading ignores: this rank's model is the same with any values of them.
 
         The live model is the centre before and afterwards.
         """
@@ -127,12 +127,12 @@ class WorkerExtension:
             return self._es_prove(counted, residence, unheld)
         except HpcEsError:
             raise
-        except Exception as error:  # whatever a driver, an allocator or a compiler says
+        except Exception as error:  # any error of a driver, an allocator or a compiler
             return {"obstacle": quote_error(error), "share": 0}
 
     @torch.no_grad()
     def _es_prove(self, counted: list[list[bool]], residence: Residence, unheld: Sequence[str]) -> dict[str, Any]:
-        """As es_write_directly. Errors: whatever comes where a device cannot."""
+        """As es_write_directly. Errors: any that a device, an allocator or a compiler raises."""
         targets = [
             (replace(region, counts=counts), live)
             for (region, live), counts in zip(self.es_targets, counted[self.rank], strict=True)
@@ -153,7 +153,7 @@ class WorkerExtension:
         return {"obstacle": "", "share": share}
 
     def es_write_through_load_weights(self) -> None:
-        """From now on, and as after es_attach."""
+        """From now on, write members through load_weights, as after es_attach."""
         self.es_base, self.es_unreached = self.es_loaded, {}
 
     @torch.no_grad()
@@ -174,15 +174,17 @@ class WorkerExtension:
         self.es_base.reload()
 
     def es_probe(self, member: bytes) -> list[str]:
-        """Names of the live parameters that differ from the member written again, or, where no member reaches, from
-        what they were at the start."""
+        """Write the member again, and return the names of the live parameters that this changed.
+
+        Parameters that no member reaches are compared with their values at the start.
+        """
         before = fingerprints(self._es_parameters())
         unreached = differing(self.es_unreached, self._es_unreached()) if self.es_unreached else []
         self.es_write(member)
         return differing(before, fingerprints(self._es_parameters())) or unreached
 
     def _es_unreached(self) -> dict[str, int]:
-        """See es_unreached; a member has to be written afterwards."""
+        """Compute es_unreached. A member must be written afterwards."""
         poison((region.name, live) for region, live in self.es_targets)
         return fingerprints(self._es_parameters())
 
@@ -193,7 +195,7 @@ class WorkerExtension:
         return differing(loaded, fingerprints(self._es_parameters()))
 
     def _es_refresh(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """vLLM's own way to load a running model anew, repacking included."""
+        """Load the running model again in vLLM's own way, repacking included."""
         if current_platform.is_cpu():  # it packs experts only once, when it makes their kernel
             for module in self.model_runner.get_model().modules():
                 if getattr(getattr(module, "quant_method", None), "moe_kernel", None) is not None:
@@ -208,5 +210,5 @@ class WorkerExtension:
         return list(self.model_runner.get_model().named_parameters())
 
     def _es_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """Buffers too."""
+        """All live parameters and buffers by name."""
         return [*self._es_parameters(), *self.model_runner.get_model().named_buffers()]

@@ -1,6 +1,7 @@
-"""How vLLM is started: its arguments, and what its processes inherit.
+"""Starts vLLM: its arguments, and the environment of its processes.
 
-Invariant: a setting has one place. Arguments and environment variables that others here own are refused or replaced.
+Invariant: every setting has one place. Arguments that belong to other settings are refused, and environment variables
+are replaced.
 """
 
 import dataclasses
@@ -31,7 +32,7 @@ _CPU_KV_CACHE_MIB = 256
 
 
 def environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str, str]:
-    """What the engine's processes inherit. Set outright: values from elsewhere would silently beat the config."""
+    """Environment variables of the engine's processes. Inherited values would override the config, so all are set."""
     variables = {
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork of this process would carry its threads' locks along
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding would put two engines of one node on the same cores
@@ -52,7 +53,7 @@ def environment(engine: EngineConfig, threads: int, scratch: Path) -> dict[str, 
 def arguments(
     model: ModelConfig, engine: EngineConfig, extension: str, arena: Arena, traces: bool = False
 ) -> dict[str, Any]:
-    """Leaves room on a GPU for `arena` where theta is to be kept there.
+    """The arguments of vLLM's engine. They leave room on a GPU for `arena`, if theta is kept there.
 
     Errors: ConfigError for a key of engine.extra that vLLM lacks or that another setting owns.
     """
@@ -137,7 +138,7 @@ def launch(arguments: dict[str, Any], environment: dict[str, str]) -> AsyncLLM:
 
 @contextmanager
 def _inherited(environment: dict[str, str]) -> Iterator[None]:
-    """Variables for processes that start inside; afterwards this process has its own back, without vLLM's additions."""
+    """Set variables for processes that start inside, and restore this process's own variables afterwards."""
     before = dict(os.environ)
     os.environ.update(environment)
     try:

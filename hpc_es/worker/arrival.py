@@ -1,7 +1,7 @@
-"""theta from the head's arena, by broadcast, for a worker that joins a run under way.
+"""Receives theta by broadcast from the head's arena, for a worker that joins a running run.
 
-Invariant: after a transfer, whatever became of it, the engine's arena holds theta of the version that it names. What
-fails is told to the head and logged; the next assignment then finds its way by checkpoint and journal.
+Invariant: after a transfer, also a failed one, the engine's arena holds theta of the version that the engine names. A
+failure is reported to the head and logged; the next assignment then brings theta by checkpoint and commits.
 """
 
 import asyncio
@@ -20,28 +20,28 @@ log = logging.getLogger(__name__)
 
 
 class Arrival:
-    """At most one transfer at a time; a newer call ends the one before it."""
+    """Runs at most one transfer at a time; a newer call ends the one before it."""
 
     def __init__(self, engine: Engine, config: TransportConfig, tell: Callable[[OpenTransfer, str], None]) -> None:
-        """`tell` is called when a transfer has ended: with what went wrong, or with ""."""
+        """`tell` is called when a transfer has ended, with the reason of a failure, or with an empty text."""
         self._engine, self._config, self._tell = engine, config, tell
         self._task: asyncio.Task[None] | None = None
         self._stop = Event()
 
     def begin(self, call: OpenTransfer) -> "asyncio.Task[None]":
-        """Take theta; the task fails only with what an engine should never raise. No evaluation may be running."""
+        """Begin to receive theta. No evaluation may be running. The task fails only with an error of the engine."""
         self._stop.set()
         self._stop = Event()
         self._task = asyncio.create_task(self._take(call, self._stop, self._task))
         return self._task
 
     async def settled(self) -> None:
-        """Until no transfer is under way."""
+        """Wait until no transfer is running."""
         while self._task is not None and not self._task.done():
             await asyncio.wait({self._task})
 
     async def end(self) -> None:
-        """Give up what is under way: within a step of it."""
+        """End the running transfer after its present step."""
         self._stop.set()
         await self.settled()
 

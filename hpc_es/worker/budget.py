@@ -1,16 +1,16 @@
 """How much of a job's time is left, and whether one more evaluation fits into it.
 
-Invariant: anchored at the end that the scheduler set, not at the moment when this process was ready; a wall clock
-that jumps later changes nothing.
+Invariant: the time left is counted from the end that the scheduler set, not from the moment when this process was
+ready. A wall clock that is changed later has no effect.
 """
 
 import time
 from collections import deque
 
 MARGIN_S = 10.0
-"""For reporting, handing back and saying goodbye."""
+"""Time to report, to hand an evaluation back, and to say goodbye."""
 CAUTION = 1.25
-"""Evaluations may take so much longer than the longest recent one."""
+"""Factor by which an evaluation may take longer than the longest recent one."""
 NEAR_S = 900.0
 """A signal that comes earlier than this before the end is no reminder of the end: it is preemption."""
 
@@ -22,7 +22,7 @@ class Budget:
         self._durations: deque[float] = deque(maxlen=8)
 
     def note(self, seconds: float) -> None:
-        """An evaluation took so long."""
+        """Note how long an evaluation took."""
         self._durations.append(seconds)
 
     @property

@@ -1,7 +1,7 @@
-"""How an engine's arena comes to another version: from a checkpoint, or by the commits that it has missed.
+"""Brings an engine's arena to another version: from a checkpoint, or by the commits that it has missed.
 
-Invariant: the bits of theta_v do not depend on the way. Which way is the fastest is a cost model's choice (see
-hpc_es.params.catch_up); it learns from every load and every pass of this engine.
+Invariant: the bits of theta_v do not depend on the way. A cost model chooses the fastest way (see
+hpc_es.params.catch_up); it learns from every load and every update of this engine.
 """
 
 import asyncio
@@ -24,27 +24,27 @@ PATIENCE_S = 60.0
 """Seconds to wait for the checkpoint of a version that a trainer made."""
 
 Obtain = Callable[[range], Awaitable[Sequence[Commit]]]
-"""The commits of these versions, however long they take to come."""
+"""Returns the commits of these versions, and waits for them as long as necessary."""
 
 
 class Pending:
-    """The commits that an arena has heard of and not applied yet; those that it has missed are asked for."""
+    """Commits that have arrived and are not applied yet. Missing ones are requested from the head."""
 
     def __init__(self, engine: Engine, fetch: Callable[[int, int], None]) -> None:
-        """`fetch` asks the head for the commits first ... last, which come by `keep`, or never."""
+        """`fetch` asks the head for the commits first ... last; those that arrive are passed to `keep`."""
         self.commits: dict[int, Commit] = {}
         self._engine, self._fetch = engine, fetch
         self._came = asyncio.Event()
 
     def keep(self, commits: Iterable[Commit]) -> None:
-        """Commits have come; those that the arena has applied are dropped."""
+        """Add commits that have arrived, and drop those that the arena has applied."""
         for applied in [version for version in self.commits if version <= self._engine.version]:
             del self.commits[applied]
         self.commits.update((commit.version, commit) for commit in commits if commit.version > self._engine.version)
         self._came.set()
 
     async def obtain(self, wanted: range) -> list[Commit]:
-        """These versions' commits, once they have all come: in several answers where one would be too large."""
+        """Wait for the commits of these versions, and return them. The head may send them in several messages."""
         while (missing := next((version for version in wanted if version not in self.commits), None)) is not None:
             self._came.clear()
             self._fetch(missing, wanted[-1])
@@ -56,7 +56,7 @@ class Pending:
 
 
 class CatchUp:
-    """Takes one engine from version to version, the cheapest way."""
+    """Takes one engine from version to version in the fastest way."""
 
     def __init__(
         self,
@@ -68,15 +68,15 @@ class CatchUp:
         usual_work: float = 0.0,
         trains: bool = False,
     ) -> None:
-        """`known`: the commits that are here already; any other is taken to be worth `usual_work`. `trains`: every
-        version is a checkpoint that a trainer wrote."""
+        """`known`: commits that have arrived already; any other is assumed to be `usual_work`. `trains`: every version
+        is a checkpoint that a trainer wrote."""
         self._engine, self._paths = engine, paths
         self._known, self._obtain, self._usual_work = known, obtain, usual_work
         self._trains = trains
         self._measured = Measured(engine.info.seconds_to_load)
 
     async def go_to(self, version: int) -> None:
-        """Bring the arena to `version`; where a checkpoint is damaged or pruned, the next best way.
+        """Bring the arena to `version`. If a checkpoint is damaged or was removed, the next best way is taken.
 
         Errors: ModelError when the base model has changed.
         """
@@ -91,7 +91,7 @@ class CatchUp:
             await self._choose(here, version, folders)
 
     async def _go_to_trained(self, version: int) -> None:
-        """Errors: StoreError when the version's checkpoint is gone."""
+        """Load the checkpoint of a version. Errors: StoreError when it is missing or damaged."""
         if version == self._engine.version:
             return
         folder = self._paths.checkpoint(version) if version else None
@@ -102,7 +102,7 @@ class CatchUp:
             raise StoreError(f"theta_{version} cannot be loaded from {folder}, and only a trainer could make it again")
 
     async def _choose(self, here: int, version: int, folders: dict[int, Path | None]) -> None:
-        """`folders`: what can be loaded, by version; None: the base model."""
+        """Try the ways to `version`, fastest first. `folders`: what can be loaded, by version; None: the base model."""
         began, start = time.monotonic(), here if here <= version else None
         while True:
             best, *others = ways(start, version, folders, self._work_of, self._measured.costs)
@@ -113,7 +113,7 @@ class CatchUp:
                 break
             if await self._load(folders.pop(best.load)):
                 break
-            start = None  # what a failed load leaves behind is no version
+            start = None  # after a failed load, the arena has no valid version
         await self._apply(best.commits)
         log.info("theta_%d reached after %.2g s", version, time.monotonic() - began)
 
@@ -122,7 +122,7 @@ class CatchUp:
         return self._usual_work if commit is None else work(commit)
 
     async def _load(self, folder: Path | None) -> bool:
-        """Arena := a checkpoint, or the base model (None). False: it is damaged, or was pruned meanwhile."""
+        """Load a checkpoint, or the base model (None). Returns False if it is damaged or was removed meanwhile."""
         began = time.monotonic()
         try:
             await self._engine.load(folder)

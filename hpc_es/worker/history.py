@@ -1,7 +1,7 @@
-"""The prompt of a turn: what an environment shows now, behind what its task keeps of the turns before.
+"""Builds the prompt of a turn: the messages of earlier turns, as far as the task keeps them, and the new observation.
 
-Invariant: no message is ever cut. What is too long loses whole turns, the oldest first and for good; the system
-messages that the first observation opens with stay in front.
+Invariant: no message is ever cut. From a prompt that is too long, whole turns are removed for good, the oldest first;
+the system messages at the start of the first observation stay at the front.
 """
 
 import re
@@ -14,17 +14,19 @@ from hpc_es.envs.base import Env, Message, Observation
 from hpc_es.errors import EnvError
 
 PromptT = TypeVar("PromptT", bound=Sized)
-"""Token ids, whose number is the prompt's length; or what an engine takes that makes tokens of its own."""
+"""Token ids, whose number is the length of the prompt, or messages for an engine that makes the tokens itself."""
 
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _END_OF_THOUGHT = "</think>"
 
 
 class History(Generic[PromptT]):
-    """Of one episode. `encode`: messages -> the prompt that they make. `room`: tokens of a prompt behind which a whole
-    answer fits; None where tokens cannot be counted: then turns alone limit the history.
+    """The history of one episode.
 
-    Errors: EnvError for an environment whose `history` or `max_prompt_tokens` is no count.
+    `encode` turns messages into a prompt. `room`: maximum number of tokens of a prompt that leaves room for a whole
+    answer; None if tokens cannot be counted: then only the number of turns limits the history.
+
+    Errors: EnvError for an environment whose `history` or `max_prompt_tokens` is not a valid number.
     """
 
     def __init__(self, env: Env, encode: Callable[[Sequence[Message]], PromptT], room: int | None) -> None:
@@ -39,7 +41,7 @@ class History(Generic[PromptT]):
         self._now: tuple[Message, ...] = ()
 
     def prompt(self, observation: Observation) -> PromptT:
-        """What the model sees now; longer than the limit only where the observation alone is."""
+        """The prompt for a new observation. It exceeds the limit only if the observation alone does."""
         self._now = observation.messages
         if self._front is None:
             self._front = tuple(takewhile(lambda message: message.role == "system", self._now))
@@ -52,12 +54,12 @@ class History(Generic[PromptT]):
             self._turns.popleft()
 
     def add(self, answer: str) -> None:
-        """The answer to what was shown last: a turn is over."""
+        """Add the answer to the last observation; this ends the turn."""
         self._turns.append((*self._now, Message("assistant", answer)))
 
 
 def without_thoughts(answer: str) -> str:
-    """An answer without its thinking, also where that was cut off, or began in the prompt (as some templates have it).
+    """An answer without its thinking, also if the thinking was cut off, or began in the prompt (as in some templates).
 
     `<think>a</think> b`, `a</think> b` and `b <think>a` are all `b`.
     """

@@ -60,7 +60,7 @@ class Ended:
 
     reason: str
     finished: bool
-    """Nothing is left to do, for anyone or for this worker."""
+    """Whether the run is finished or this worker was drained."""
     out_of_time: bool = False
     """Its job should be queued again."""
 
@@ -73,7 +73,7 @@ def run_worker(
     ends_at: float | None = None,
     ask_about_head: AskAboutHead = no_scheduler,
 ) -> int:
-    """Be a worker of a run until it ends. Exit code 0: the run is done or this worker was drained, 3: sent home or
+    """Run a worker until the run ends. Exit code 0: the run is finished or this worker was drained, 3: dismissed or
     stopped before that, 4: its job is nearly over (SIGUSR2, or no time for another evaluation) and should be queued
     again.
 
@@ -83,7 +83,7 @@ def run_worker(
     """
     paths = RunPaths(run_dir.resolve())  # an environment may change the working directory
     config = load(paths.config).config
-    load_secrets(paths)  # what is wrong with the keys is told before a model is loaded
+    load_secrets(paths)  # wrong keys are reported before a model is loaded
     threads = config.engine.threads or _share_of_cpus(config, local)
     ended = asyncio.run(_work(paths, config, seat, threads, Budget(ends_at), ask_about_head))
     log.info("worker ends: %s", ended.reason)
@@ -163,10 +163,12 @@ class Worker:
         self._offer = NOTHING if config.transport.backend == "none" else own_offer()
         self._collective = WorkerCollective(config.transport.collective_timeout, config.transport.interface)
         self._arrival = Arrival(engine, config.transport, self._tell_arrived)
-        self._in_collective = asyncio.Lock()  # its calls block and take turns, in the order of the head's messages
+        self._in_collective = (
+            asyncio.Lock()
+        )  # calls of the collective block; they run one by one, in the order of the head's messages
 
     async def run(self) -> Ended:
-        """Until the head says Leave, or a signal comes. Errors: as in run_worker."""
+        """Work until the head sends Leave, or a signal arrives. Errors: as in run_worker."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._inbox.put_nowait, messages.Leave(number.name, False))
@@ -322,7 +324,7 @@ class Worker:
         self._evaluation.add_done_callback(self._surface)
 
     async def _evaluate(self, assignment: Assignment, context: str) -> None:
-        """Measure one member and report. An engine that fails ends the worker, not the evaluation."""
+        """Measure one candidate and report the result. A failing engine ends the worker; the evaluation is not void."""
         started = time.monotonic()
         await self._arrival.settled()
         await self._probe_if_due(assignment.version)
@@ -366,7 +368,7 @@ class Worker:
         return await asyncio.to_thread(write_trace, self.paths.traces, trace)
 
     def _last_call(self) -> None:
-        """Take no more work; leave once the running evaluation has ended, or at once when it would not end in time."""
+        """Take no more work, and leave after the running evaluation, or at once if it would not end in time."""
         if not self._draining:
             self._draining = True
             self.client.send(messages.Draining(self.name, "its job is nearly over"))
@@ -414,7 +416,7 @@ class Worker:
                 raise TransportError(str(silence))  # HeadSilent would be decided about again
 
     async def _probe_if_due(self, version: int) -> None:
-        """Compare the live weights with the arena while they still are the member that was last evaluated."""
+        """Compare the live weights with the arena, while they are still those of the last evaluation."""
         every = self.config.engine.probe_every
         if every and version >= self._probed + every:
             await self.engine.probe()
@@ -438,6 +440,6 @@ class Worker:
         task.add_done_callback(self._surface)
 
     def _surface(self, task: "asyncio.Task[None]") -> None:
-        """An error in a task that nobody awaits ends the worker."""
+        """End the worker with the error of a task that is not awaited."""
         if not task.cancelled() and (error := task.exception()) is not None:
             self._inbox.put_nowait(error)

@@ -36,7 +36,7 @@ Prompt = list[int] | ImagePrompt | Chat
 
 
 class Performance(NamedTuple):
-    """What came of an assignment."""
+    """The result of playing an assignment."""
 
     episodes: tuple[Episode, ...]
     text: str = ""
@@ -103,7 +103,7 @@ class Player:
         running = [asyncio.ensure_future(one(position)) for position in range(len(assignment.tasks))]
         try:
             played = await asyncio.gather(*running)
-        finally:  # weights may only change again when no episode is left in flight
+        finally:  # weights may change only when no episode is running
             for episode in running:
                 episode.cancel()
             await asyncio.gather(*running, return_exceptions=True)
@@ -137,7 +137,7 @@ class Player:
         except BaseException:
             try:
                 await self._close(env, task)
-            except EnvError as error:  # what was raised first is the cause, and must not be hidden by this
+            except EnvError as error:  # the first error is the cause, and this one must not hide it
                 log.warning("%s", error)
             raise
         await self._close(env, task)
@@ -149,8 +149,7 @@ class Player:
             self._look_for_harm(f"{self.config.task.env}: task {task}")
 
     async def _make(self, kind: Purpose) -> Env:
-        """An environment. The first one of its kind is made alone: it fills caches that else all of them would
-        fill at the same time."""
+        """Make an environment. The first of its kind is made alone, because it fills caches that all of them share."""
         if kind not in self._made:
             async with self._making_first:
                 if kind not in self._made:
@@ -161,7 +160,7 @@ class Player:
         return await self._make_one(kind)
 
     async def _make_one(self, kind: Purpose) -> Env:
-        """The first one says whether the others are made in an instant."""
+        """Make one environment. The first says whether making the others is instant."""
         what = "making the environment"
         env = await self._in_env(self._make_env, kind, what=what, instant=kind in self._instant)
         with self._blaming(what):
@@ -209,12 +208,12 @@ class Player:
     def _look_for_harm(self, what: str) -> None:
         harm = self._guard.check(what)
         if harm and not self._has_warned:
-            self._has_warned = True  # an environment that does it once does it in every episode
+            self._has_warned = True  # one that does it once does it in every episode, so one warning is enough
             log.warning("%s; it was put back", harm)
 
     @contextlib.contextmanager
     def _blaming(self, what: str) -> Iterator[None]:
-        """Around what is done with the values of an environment: whatever they raise is its fault."""
+        """For code that handles values of an environment: any error there is a fault of the environment."""
         try:
             yield
         except EnvError:
@@ -224,7 +223,7 @@ class Player:
 
     @property
     def _room(self) -> int | None:
-        """Tokens of a prompt behind which a whole answer fits; None where the engine alone can count them."""
+        """Maximum number of tokens of a prompt that leaves room for an answer; None if only the engine can count."""
         if self.engine.tokenizer is None:
             return None
         return self.config.engine.max_model_len - self.config.sampling.max_tokens
@@ -233,8 +232,8 @@ class Player:
         return not isinstance(prompt, Chat) and len(prompt) + room_of(choices) >= self.config.engine.max_model_len
 
     async def _answer(self, prompt: Prompt, seed: int, choices: Sequence[str] | None) -> Completion:
-        """Errors: as the engine has them; EngineError also when a chat was not answered within task.episode_timeout,
-        however often it was tried."""
+        """Ask the engine. Errors: those of the engine; EngineError when a chat was not answered within
+        task.episode_timeout, retries included."""
         limit = self.config.task.episode_timeout
         answer = self.engine.generate(prompt, self.config.sampling, seed=seed, choices=choices)
         if not isinstance(prompt, Chat):
@@ -247,7 +246,7 @@ class Player:
             raise EngineError(f"{url} gave no answer within task.episode_timeout={limit:g} s") from None
 
     def _prompt(self, history: History[Prompt], observation: Observation, task: int) -> Prompt:
-        """What the engine is asked in a turn.
+        """The prompt of a turn.
 
         Errors: EnvError when the task shows no observation, or none that can be put into tokens.
         """
@@ -261,15 +260,15 @@ class Player:
             self._check_images(images, task, observation.choices)
         try:
             prompt = history.prompt(observation)
-        except Exception as error:  # a chat template raises whatever it likes
+        except Exception as error:  # a chat template may raise any error
             raise EnvError(f"task {task} shows what cannot be put into tokens: {quote_error(error)}") from error
         if not prompt:
             raise EnvError(f"task {task} shows nothing: its prompt has no tokens")
         return prompt
 
     def _check_images(self, images: Sequence[object], task: int, choices: Sequence[str] | None) -> None:
-        """Errors: ConfigError when this engine or model cannot be shown any; EnvError for what is no image, and for
-        choices about one."""
+        """Errors: ConfigError when this engine or model takes no images; EnvError for data that is not an image, and
+        for choices about an image."""
         if not self.engine.takes_images:
             raise ConfigError(
                 f"task {task} shows an image, and engine.kind={self.config.engine.kind} with {self.config.model.path} "
@@ -278,7 +277,7 @@ class Player:
             )
         if not self.config.task.chat:
             raise ConfigError(
-                f"task {task} shows an image, for which the chat template makes the place: task.chat=true"
+                f"task {task} shows an image, and only a chat template has a place for it: set task.chat=true"
             )
         if not all(isinstance(image, bytes) for image in images):
             raise EnvError(f"task {task} shows images that are not bytes; give the content of a PNG or JPEG file")
@@ -286,7 +285,7 @@ class Player:
             raise EnvError(f"task {task} offers choices about an image; they are ranked for text alone")
 
     def encode(self, messages: Sequence[Message]) -> Prompt:
-        """A prompt as the engine takes it: token ids, with images where there are any, or the messages."""
+        """Messages as a prompt for the engine: token ids, token ids with images, or messages."""
         tokenizer = self.engine.tokenizer
         if tokenizer is None:
             return Chat(tuple(map(sent, messages)), self.config.task.chat_options)
@@ -303,19 +302,21 @@ class Player:
         return list(tokenizer.encode("\n".join(message.content for message in messages)))
 
     async def _in_env(self, call: Callable[..., Value], *args: Any, what: str, instant: bool) -> Value:
-        """Run an environment's code: here when it is instant, else in a thread of its own, for at most
-        task.step_timeout seconds. It is noted meanwhile, for the case that it ends this process."""
+        """Run code of an environment: here if it is instant, else in a thread of its own for at most task.step_timeout.
+
+        The call is noted while it runs, so that it can be named if it ends this process.
+        """
         env, limit_s = self.config.task.env, self.config.task.step_timeout
         slot = CALLS.begin(f"{env}: {what}", limit_s)
 
         def named() -> Value:
             try:
                 return call(*args)
-            except BaseException as error:  # whatever an environment raises is its fault
+            except BaseException as error:  # any error in here is a fault of the environment
                 raise EnvError(f"{env}: {what} raised {quote_error(error)}") from error
             finally:
                 if instant:
-                    self._guard.end_copy()  # the rest is looked at once an episode: it takes as long as the call
+                    self._guard.end_copy()  # the other checks are slower, and run once per episode
                 else:
                     self._look_for_harm(f"{env}: {what}")
                 CALLS.end(slot)
@@ -337,7 +338,7 @@ class Player:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(settle, *outcome)
 
-        # A daemon thread, not a pool: one that never returns must not keep the process from ending.
+        # A daemon thread, not a pool: a call that never returns must not keep the process from ending.
         threading.Thread(target=run, daemon=True, name="env").start()
         try:
             return await asyncio.wait_for(future, limit_s)
@@ -349,13 +350,13 @@ class Player:
             self._num_stuck += 1
             if self._num_stuck >= MAX_STUCK_CALLS:
                 raise EngineError(
-                    f"{self._num_stuck} calls of {env} never returned; this worker must start afresh"
+                    f"{self._num_stuck} calls of {env} never returned; this worker must be restarted"
                 ) from None
             raise EnvError(f"{env}: {what} did not return within task.step_timeout={limit_s:g} s") from None
 
 
 class _Played:
-    """What an episode has come to so far."""
+    """An episode up to its present turn."""
 
     def __init__(self, task: int, retries: int, is_sampled: bool) -> None:
         self.task, self.retries, self.is_sampled = task, retries, is_sampled
@@ -368,7 +369,7 @@ class _Played:
 
     def take(self, shown: Observation, prompt: Prompt, completion: Completion, step: StepResult) -> None:
         """Count one turn."""
-        reward, invalid = float(step.reward), bool(step.invalid)  # numpy's numbers, too, become plain ones
+        reward, invalid = float(step.reward), bool(step.invalid)  # also turns numpy numbers into plain ones
         self.turns += 1
         self.reward += reward
         self.success = bool(step.success)
@@ -402,7 +403,7 @@ class _Played:
 
 
 def with_context(observation: Observation, context: str) -> Observation:
-    """An observation whose first message is a context: a system message, before the one that the task may have."""
+    """The observation with a context as its first message, or at the start of the task's own system message."""
     first, *others = observation.messages or (Message("system", ""),)
     if first.role != "system":
         return replace(observation, messages=(Message("system", context), *observation.messages))
@@ -416,7 +417,7 @@ def episode_seeds(assignment: Assignment, position: int) -> Callable[[int], int]
 
 
 def placed(message: Message) -> dict[str, Any]:
-    """A message as chat templates have it: an image is a part of its content, for which they make a place."""
+    """A message in the form that chat templates take; an image is a part of its content."""
     if not message.images:
         return {"role": message.role, "content": message.content}
     parts = [{"type": "image"}] * len(message.images)
@@ -424,7 +425,7 @@ def placed(message: Message) -> dict[str, Any]:
 
 
 def sent(message: Message) -> dict[str, Any]:
-    """A message as OpenAI's API has it: images are parts of its content, as data: URLs."""
+    """A message in the form of OpenAI's API; images are parts of its content, as data: URLs."""
     if not message.images:
         return {"role": message.role, "content": message.content}
     parts: list[dict[str, Any]] = [
@@ -439,12 +440,12 @@ def _format(image: bytes) -> str:
 
 
 def room_of(choices: Sequence[str] | None) -> int:
-    """Tokens that ranking choices needs behind the prompt, at most: a token is a byte at least."""
+    """Maximum number of tokens that the choices need after the prompt: a token is at least one byte."""
     return max((len(choice.encode()) for choice in choices or ()), default=0)
 
 
 def check_step(step: StepResult, task: int, so_far: float = 0.0) -> None:
-    """Errors: EnvError when a step breaks the contract of environments."""
+    """Check the result of a step. Errors: EnvError when it breaks the contract of environments."""
     if not isinstance(step, StepResult):
         raise EnvError(f"task {task}: step returned {type(step).__name__}; it must return a StepResult")
     if not is_reward(step.reward):

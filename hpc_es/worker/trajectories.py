@@ -1,5 +1,5 @@
-"""A sample of the episodes, word by word, for people to read: RUN/trajectories/<worker>.jsonl, and a file for every
-later evaluation.
+"""A sample of the episodes as text, for people to read: RUN/trajectories/<worker>.jsonl, and one file for every later
+evaluation.
 
 Which episodes is a pure function of the configuration and the assignment. The worker writes them itself: no update
 needs them, so they would only burden the network and the journal, and losing some loses nothing. Invariant: they take
@@ -28,17 +28,17 @@ MAX_TURNS = 200
 
 
 class Turn(Struct, frozen=True):
-    """What the environment showed (without history), what the model answered, and what came of it."""
+    """What the environment showed (without history), the answer of the model, and its reward."""
 
     messages: tuple[Message, ...]
     answer: str
-    """As generated, thoughts and all."""
+    """The answer as generated, thoughts included."""
     reward: float
     invalid: bool = False
 
 
 class Trajectory(Struct, frozen=True):
-    """One episode. `turns` are the first MAX_TURNS; `episode` counts them all."""
+    """One episode. `turns` has the first MAX_TURNS; `episode` counts all of them."""
 
     eval_id: EvalId
     position: int
@@ -67,7 +67,7 @@ def is_sampled(config: Config, assignment: Assignment, position: int) -> bool:
 
 
 def shortened(text: str) -> str:
-    """A text of at most about MAX_CHARACTERS; what is longer loses its middle. Always valid UTF-8."""
+    """The text, without its middle if it is longer than MAX_CHARACTERS. Always valid UTF-8."""
     if len(text) > MAX_CHARACTERS:
         half = MAX_CHARACTERS // 2
         text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
@@ -75,13 +75,13 @@ def shortened(text: str) -> str:
 
 
 class TrajectoryFile:
-    """One worker's; made when there is something to write."""
+    """The file of one worker. It is created with the first trajectory."""
 
     def __init__(self, path: Path, worker: str) -> None:
         self._path, self._worker = path, worker
 
     def append(self, trajectories: Sequence[Trajectory]) -> None:
-        """At the end; a warning where that fails."""
+        """Append trajectories to the file. If that fails, a warning is logged."""
         named = (msgspec.structs.replace(trajectory, worker=self._worker) for trajectory in trajectories)
         lines = b"".join(msgspec.json.encode(trajectory) + b"\n" for trajectory in named)
         try:
@@ -89,17 +89,17 @@ class TrajectoryFile:
             with self._path.open("ab") as file:
                 file.write(lines)
         except OSError as error:
-            log.warning("trajectories are lost: %s", error)
+            log.warning("trajectories could not be written: %s", error)
 
 
 def read_trajectories(paths: RunPaths) -> Iterator[Trajectory]:
-    """All that a run itself kept, in no order. An evaluation that was made twice comes twice."""
+    """All trajectories of a run itself, in no particular order. An evaluation that was made twice appears twice."""
     for path in paths.trajectory_files():
         yield from read_trajectory_file(path)
 
 
 def read_trajectory_file(path: Path) -> Iterator[Trajectory]:
-    """Lines that are torn, since their worker was killed, are left out."""
+    """Trajectories of one file. Incomplete lines, of workers that were killed, are left out."""
     with open(open_regular(path), "rb") as file:
         for line in file:
             try:

@@ -219,7 +219,7 @@ def test_an_environment_that_never_returns_is_left_behind_after_its_time():
 
 def test_a_worker_gives_up_when_too_many_calls_never_returned(monkeypatch):
     monkeypatch.setattr(rollout, "MAX_STUCK_CALLS", 2)
-    with pytest.raises(EngineError, match="must start afresh"):
+    with pytest.raises(EngineError, match="must be restarted"):
         play("NeverReturns", tasks=(1,), step_timeout=0.05)
 
 

@@ -98,7 +98,7 @@ def test_a_torn_line_costs_only_itself(tmp_path):
 def test_an_evaluation_goes_through_when_its_trajectories_cannot_be_written(tmp_path, caplog):
     (tmp_path / "trajectories").write_text("a file in the way")
     assert len(play(RunPaths(tmp_path))) == 5
-    assert "trajectories are lost" in caplog.text
+    assert "trajectories could not be written" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["short", "\ud800", "x" * 10**6])
