@@ -56,7 +56,7 @@ class VllmEngine(Engine):
 
     extension = "hpc_es.engine.vllm_extension.WorkerExtension"
 
-    def __init__(self, llm: AsyncLLM, arena: Arena, engine: EngineConfig, scratch: Path, traces: bool) -> None:
+    def __init__(self, llm: AsyncLLM, arena: Arena, engine: EngineConfig, scratch: Path, traces: bool = False) -> None:
         self.tokenizer = llm.get_tokenizer()
         self._llm = llm
         self._arena = arena
