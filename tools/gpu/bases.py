@@ -22,7 +22,7 @@ from hpc_es.params.arena import CHUNK, Arena, update_of
 from hpc_es.params.base import Target
 from hpc_es.params.device import Extra, bytes_needed, extra_memory
 from hpc_es.params.regions import Region
-from hpc_es.params.streamed import MOST_STAGING
+from hpc_es.params.streamed import MAX_STAGING
 
 OF_COPY = 0.7
 ELEMENT_MEMBERS = 150.0
@@ -64,7 +64,7 @@ def base(findings: Findings, arena: Arena, targets: list[Target], residence: str
     began = time.perf_counter()
     with memory_of(findings) as extra:
         made = base_on(findings.device, residence, arena, targets)
-    bound = MOST_STAGING + bytes_needed(arena, [region for region, _ in targets]) * (residence == "device")
+    bound = MAX_STAGING + bytes_needed(arena, [region for region, _ in targets]) * (residence == "device")
     findings.measured(f"base {residence}: made in", time.perf_counter() - began, "s, pinning included")
     at_most(findings, f"base {residence}: device memory when it is made", extra.peak, bound)
     return made

@@ -147,7 +147,7 @@ def answers(request: dict[str, Any], source: str, instances: Any) -> Iterator[by
 
 
 def main() -> None:
-    with open("request.json") as file:
+    with open("request.json", encoding="utf-8") as file:
         request = json.load(file)
     with open("program.py", encoding="utf-8") as file:
         source = file.read()
