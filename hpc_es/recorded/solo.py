@@ -22,6 +22,7 @@ from hpc_es.paths import RunPaths
 from hpc_es.records import Assignment, Commit, EvalId, Member, Result
 from hpc_es.results import fitness_of
 from hpc_es.store.history import History
+from hpc_es.store.journal import read_journal
 from hpc_es.worker.catch_up import CatchUp
 from hpc_es.worker.rollout import Player
 from hpc_es.worker.trajectories import Trajectory
@@ -46,7 +47,12 @@ class Recorded:
     def read(cls, root: Path) -> "Recorded":
         """Errors: ConfigError when config.yaml is not what the run began with; StoreError when nothing has run."""
         paths = RunPaths(root)
-        config, history = load(paths.config).config, _Fitness.read(root)
+        config, history = load(paths.config).config, _Fitness()
+        for record in read_journal(root):
+            with contextlib.suppress(StoreError):  # `hpc-es verify` reports contradictions
+                history.apply(record)
+        if not history.digests:
+            raise StoreError(f"{root} has no journal: it is not the folder of a run that has begun")
         refuse_another(history.config_json, config, paths.config)
         known = {
             eval_id: each

@@ -211,7 +211,8 @@ def _column(group: Any, column: Column) -> "np.ndarray[Any, Any]":
     import numpy as np
 
     if column.is_new and column.name not in group:
-        return np.full(len(group["source"]), column.fill, memory_dtype(column))
+        num_rows = len(group[next(iter(group))])  # all columns of a table have the same length
+        return np.full(num_rows, column.fill, memory_dtype(column))
     dataset = group[column.name]
     if column.dtype == "str":
         texts = list(map(_Texts().__getitem__, dataset[:].tolist()))

@@ -199,7 +199,7 @@ def test_processes_that_share_a_gpu_use_gloo_and_log_why(wanted: str) -> None:
     assert choose_backend(wanted, offers[:2]) == Choice("nccl")
     choice = choose_backend(wanted, offers)
     assert choice.backend == "gloo"
-    assert "2 share GPU-a" in choice.why
+    assert "2 processes share GPU-a" in choice.why
 
 
 def test_nccl_is_refused_where_somebody_lacks_it() -> None:

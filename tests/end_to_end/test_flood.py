@@ -247,7 +247,9 @@ def test_the_longest_message_that_keeps_its_rules_fits_the_smallest_limit(kind: 
 def test_a_message_that_the_head_would_not_take_is_an_error_at_its_sender(paths: RunPaths) -> None:
     episodes = (Episode(7, 0.5, False, 3, 1, 90, 12, 0.8, 0.1, "terminated"),) * 5000
     with working(paths, holding=None) as worker:
-        with pytest.raises(TransportError, match=r"a Report of [0-9,]+ bytes cannot be sent: .* takes at most 335,872"):
+        with pytest.raises(
+            TransportError, match=r"a Report of [0-9,]+ bytes cannot be sent: .* accepts at most 335,872"
+        ):
             worker.client.send(m.Report("w", Result(EVAL_ID, 0.5, episodes, 0, 0.1, 0.1, 0.1), 1.0, 0.0))
         assert worker.client.flush(0)
 

@@ -78,7 +78,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.setattr(local, "_RESTART_DELAY_S", 0.1)
     monkeypatch.setattr(local, "_POLL_S", 0.02)
     monkeypatch.setattr(local, "_STATUS_EVERY_S", 3600.0)
-    monkeypatch.setattr(local, "_GOING_HOME_S", 0.2)
+    monkeypatch.setattr(local, "_LEAVING_S", 0.2)
     stage = Stage(tmp_path)
     yield stage
     assert [pid for pid in stage.all_pids() if is_alive(pid)] == []
