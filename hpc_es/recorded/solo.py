@@ -17,7 +17,7 @@ from hpc_es import envs, methods
 from hpc_es.config import Config, load, refuse_another
 from hpc_es.engine import start_generator
 from hpc_es.engine.base import Engine, Generator
-from hpc_es.errors import ConfigError, DigestMismatch, EngineError
+from hpc_es.errors import ConfigError, DigestMismatch, EngineError, StoreError
 from hpc_es.paths import RunPaths
 from hpc_es.records import Assignment, Commit, EvalId, Member, Result
 from hpc_es.results import fitness_of

@@ -223,6 +223,8 @@ def longest(hint: Any) -> Any:
             return {f"{n:03}{longest(Annotated[str, name])[3:]}": "\N{CLOWN FACE}" * length for n in range(most)}
         case "ruled", bounds.Verbatim(most=most):
             return "\N{CLOWN FACE}" * most
+        case "ruled", bounds.Hexadecimal(digits=digits):
+            return "f" * digits
         case "ruled", bounds.Text():
             return "\N{CLOWN FACE}" * MAX_MESSAGE
         case "optional", inner:
