@@ -1,7 +1,7 @@
-"""State of a run: the one fold of its journal.
+"""State of a run: the fold of its journal.
 
-Everything that asks a journal for the state of a run is a view of this fold: the head's ledger, verify, replay,
-evaluations and forks of a finished run. No clock, no I/O beyond `History.read`. `apply` raises at a record that
+The head's ledger, verify, replay, evaluations and forks of a finished run are views of it; only the rows of run.h5 are
+written by a fold of their own (projection.py), with the same words. No clock, no I/O beyond `History.read`. `apply` raises at a record that
 contradicts an earlier one. A reader that only looks for faults may note the error and go on with the next record.
 """
 
