@@ -1,8 +1,9 @@
 """State of a run: the fold of its journal.
 
 The head's ledger, verify, replay, evaluations and forks of a finished run are views of it; only the rows of run.h5 are
-written by a fold of their own (projection.py), with the same words. No clock, no I/O beyond `History.read`. `apply` raises at a record that
-contradicts an earlier one. A reader that only looks for faults may note the error and go on with the next record.
+written by a fold of their own (projection.py), with the same words. No clock, no I/O beyond `History.read`. `apply`
+raises at a record that contradicts an earlier one. A reader that only looks for faults may note the error and go on
+with the next record.
 """
 
 import math
